@@ -1,0 +1,71 @@
+"""slapo_fn transforms PyTorch models by schedules.
+
+A schedule is an immutable tuple of entries ``(selector, primitive, args)``, built with pure functions and materialised by
+one `apply` pass that leaves the given model as it was.
+
+    import slapo_fn as slapo
+
+    sch = slapo.Schedule()
+    sch = slapo.replace(sch, slapo.select(model, "**.mlp", GPT2MLP), lambda mlp: FusedMLP(mlp))
+    sch = slapo.checkpoint(sch, slapo.select(model, "transformer.h.*")[::2])
+    fast = slapo.apply(model, sch)
+"""
+
+from ._catalog import Primitive as Primitive
+from ._catalog import primitives as primitives
+from ._origin import Origin as Origin
+from .apply import apply as apply
+from .errors import ArgumentError as ArgumentError
+from .errors import CountError as CountError
+from .errors import ForkError as ForkError
+from .errors import HookError as HookError
+from .errors import MisfitError as MisfitError
+from .errors import NoMatchError as NoMatchError
+from .errors import ParameterNameError as ParameterNameError
+from .errors import PatternError as PatternError
+from .errors import ScheduleError as ScheduleError
+from .errors import SlapoError as SlapoError
+from .errors import TieError as TieError
+from .errors import WeightsError as WeightsError
+from .ops.annotate import AnnotateArgs as AnnotateArgs
+from .ops.annotate import annotate as annotate
+from .ops.cast import CastArgs as CastArgs
+from .ops.cast import cast as cast
+from .ops.checkpoint import CheckpointArgs as CheckpointArgs
+from .ops.checkpoint import checkpoint as checkpoint
+from .ops.compile import CompileArgs as CompileArgs
+from .ops.compile import compile as compile
+from .ops.freeze import FreezeArgs as FreezeArgs
+from .ops.freeze import freeze as freeze
+from .ops.freeze import unfreeze as unfreeze
+from .ops.hook import HookArgs as HookArgs
+from .ops.hook import hook as hook
+from .ops.probe import ProbeArgs as ProbeArgs
+from .ops.probe import probe as probe
+from .ops.replace import ReplaceArgs as ReplaceArgs
+from .ops.replace import replace as replace
+from .plan import Plan as Plan
+from .plan import Step as Step
+from .plan import plan as plan
+from .schedule import Entry as Entry
+from .schedule import Phase as Phase
+from .schedule import Schedule as Schedule
+from .schedule import Traits as Traits
+from .schedule import add as add
+from .schedule import drop as drop
+from .schedule import entries as entries
+from .schedule import keep as keep
+from .schedule import label as label
+from .schedule import traits as traits
+from .schedule import traits_of as traits_of
+from .select import Selection as Selection
+from .select import Selector as Selector
+from .select import Site as Site
+from .select import Target as Target
+from .select import at as at
+from .select import exactly as exactly
+from .select import optional as optional
+from .select import select as select
+from .select import where as where
+
+__version__ = "0.1.0"

@@ -1,0 +1,278 @@
+"""The machinery of one pass. `apply` and `plan` are its loop; what they do not say is here.
+
+    model, schedule  ->  fork  ->  (entry, site), (entry, site), …  ->  put  ->  model or problems
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import nn
+
+from ._fork import Copier, Fork
+from ._inherit import inherit
+from ._rng import Rng
+from ._text import fold, what
+from ._tree import Edge, Tree, all_tensors, below, join
+from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
+from .schedule import Entry, Schedule, traits_of
+from .select import Site
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Problem(NamedTuple):
+    """An error with the entry that it comes from and, unless it is the selector's, the place."""
+
+    error: Exception
+    entry: str
+    path: str
+    placed: bool
+
+
+class Row(NamedTuple):
+    """What one entry did at one place.
+
+    Attributes:
+        number: The entry's number in the schedule.
+        path: The place.
+        before: The class that stood there.
+        after: The class that stands there now.
+        aliases: Other paths of the same place.
+        module: The module that the entry left there.
+    """
+
+    number: int
+    path: str
+    before: str
+    after: str
+    aliases: tuple[str, ...]
+    module: nn.Module
+
+
+class Work(Generic[Model]):
+    """One pass of a schedule over a model.
+
+    Iterating gives ``(entry, site)`` in order of execution; each is lowered ``with work:``, which keeps the problem, if
+    there is one, and goes on, so that all are told at once.
+    """
+
+    __enter__ = staticmethod(dict)  # C code, on purpose: a debugger's step-into passes over it and enters the primitive
+
+    def __init__(self, model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool) -> None:
+        self.schedule = _checked(model, schedule)
+        self.order = sorted(range(len(self.schedule)), key=lambda n: traits_of(self.schedule[n].primitive).phase)
+        self.given = model
+        self.fork = None if inplace else Fork(model)
+        self.tree = Tree(self.fork.root if self.fork else model, keep_journal=inplace)
+        self.rng = Rng()
+        self.rows: list[Row] = []
+        self.skipped: list[tuple[int, str, str]] = []
+        self.problems: list[Problem] = []
+        self.number = 0
+        self.site: Site[nn.Module] | None = None
+
+    # ---- the loop
+
+    def __iter__(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
+        for self.number in self.order:
+            entry, self.site = self.schedule[self.number], None
+            replaced = len(self.tree.gone)
+            for site in self._sites(entry):
+                if len(self.tree.gone) > replaced and not self.tree.holds(site.module):
+                    self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
+                    continue
+                if self.tree.journal is not None:
+                    for module in below(site.module):
+                        self.tree.touch(module)
+                self.site, site.tree = site, self.tree
+                self.rng.begin(f"{site.path}:{entry.name}")
+                yield entry, site
+
+    def _sites(self, entry: Entry[Any]) -> tuple[Site[nn.Module], ...]:
+        try:
+            sites = entry.selector.resolve(self.tree.root)
+        except Exception as error:
+            self._keep(error)
+            return ()
+        except BaseException:
+            self._abort()
+            raise
+        if not sites:
+            self.skipped.append((self.number, "", "matches nothing, which is optional"))
+        return sites
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self.rng.end()
+        if isinstance(error, Exception):
+            self._keep(error)
+            return True
+        if error is not None:
+            self._abort()
+        return False
+
+    def put(self, site: Site[nn.Module], new: nn.Module) -> None:
+        """Let a primitive's result stand at its place.
+
+        Raises:
+            MisfitError: It is no module, or one that stands elsewhere already.
+            TieError: It would separate tied parameters.
+            HookError: It would lose hooks.
+        """
+        entry, old = self.schedule[self.number], site.module
+        if not isinstance(new, nn.Module):
+            raise MisfitError(
+                f"{entry.name} gave {what(new)} where a module has to stand; to leave a place as it is, give the old module",
+                [site.path],
+            )
+        edges = self.tree.edges(old)
+        if new is not old:
+            self._replace(site, new, edges, entry.args)
+        aliases = tuple(edge.path for edge in edges if edge.path != site.path)
+        self.rows.append(Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new))
+
+    def _replace(self, site: Site[nn.Module], new: nn.Module, edges: list[Edge], args: object) -> None:
+        # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
+        old, untie = site.module, getattr(args, "untie", False)
+        self._refuse_strangers(site, new, share=getattr(args, "share", False))
+        broken = self._broken_ties(old, new)
+        if broken and not untie:
+            raise TieError(
+                f"{broken[0][0]} and {broken[0][1]} are one tied parameter, and the new module has another: keep the old "
+                "parameter in it, replace both places, or give untie=True.",
+                broken[0],
+            )
+        only = next((edge for edge in edges if edge.path == site.path), None) if untie and len(edges) > 1 else None
+        if getattr(args, "inherit", True):
+            inherit(self.tree, old, new)
+        self.tree.put(old, new, only=only)
+        if broken:
+            _tell_config(self.tree)
+
+    def _refuse_strangers(self, site: Site[nn.Module], new: nn.Module, *, share: bool) -> None:
+        old = site.module
+        if not share and self.tree.holds(new) and new not in below(old):
+            raise MisfitError(
+                f"the module for {site.path!r} stands at {self.tree.path(new)!r} already: give each place a module of its "
+                "own, or share=True to share one on purpose.",
+                [site.path],
+            )
+        if self.fork and (strange := [m for m in below(new) if self.fork.memo.get(id(m), m) is not m]):
+            raise MisfitError(
+                f"the module for {site.path!r} holds a {type(strange[0]).__name__} of the model that was given to apply, "
+                "which has to stay apart: build it from the module that the factory is called with.",
+                [site.path],
+            )
+
+    def _broken_ties(self, old: nn.Module, new: nn.Module) -> list[tuple[str, str]]:
+        """Pairs of names that are tied and would not be."""
+        inside = {id(module): module for module in below(old)}
+        lost = all_tensors(inside.values())
+        for key in all_tensors(below(new)) if lost else ():
+            lost.pop(key, None)
+        pairs = []
+        for tensor in lost.values():
+            slots = [(id(module) in inside, join(self.tree.path(module), name)) for module, name in self.tree.slots(tensor)]
+            mine, others = [path for within, path in slots if within], [path for within, path in slots if not within]
+            if mine and others:
+                pairs.append((mine[0], others[0]))
+        return pairs
+
+    # ---- the end
+
+    def finish(self) -> Model:
+        """The transformed model.
+
+        Raises:
+            SlapoError: There was a problem; nothing was changed.
+        """
+        if self.problems:
+            self._abort()
+            raise self.problems[0].error if len(self.problems) == 1 else _together(self.problems)
+        self.rng.restore()
+        if self.fork and self.fork.links and self.tree.replaced:
+            for module, key in self.fork.links:
+                vars(module)[key] = Copier(dict(self.tree.replaced)).copy(vars(module)[key])
+        return self.tree.root  # type: ignore[return-value]
+
+    def _abort(self) -> None:
+        self.rng.restore()
+        self.tree.roll_back()
+
+    def _keep(self, error: Exception) -> None:
+        """Keep a problem, with the entry, the place and the line that it comes from."""
+        entry = self.schedule[self.number]
+        if isinstance(error, NoMatchError) and self.site is None:
+            if any(known.placed for known in self.problems):
+                return  # an earlier entry failed, and this one may only have missed what that would have made
+            self._tell_who_took_it(error, entry)
+        place = f" at {self.site.path or 'the root'}" if self.site else ""
+        said = f"entry {self.number}: {entry!r}, written at {entry.origin or 'an unknown line'}"
+        error.add_note(said + place)
+        self.problems.append(Problem(error, said, self.site.path if self.site else "", self.site is not None))
+
+    def _tell_who_took_it(self, error: NoMatchError, entry: Entry[Any]) -> None:
+        if self.fork is None or not self.rows:
+            return
+        try:
+            wanted = {site.path for site in entry.selector.resolve(self.given)}
+        except SlapoError:
+            return
+        took = [row for row in self.rows if any(p == row.path or p.startswith(row.path + ".") for p in wanted)]
+        for number in dict.fromkeys(row.number for row in took if row.before != row.after):
+            first = next(row for row in took if row.number == number)
+            error.add_note(
+                f"it matches the model as given, but entry {number} ({self.schedule[number].name}, written at "
+                f"{self.schedule[number].origin}) put {first.after} in the place of {first.before} at {first.path}: "
+                "select by path alone, or write this entry before that one"
+            )
+
+
+def prepare(model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool = False) -> Work[Model]:
+    """Begin a pass: check the arguments, fork the model unless it is edited in place, sort the entries by phase."""
+    return Work(model, schedule, inplace=inplace)
+
+
+def _checked(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Schedule:
+    if not isinstance(model, nn.Module):
+        hint = "; the model comes first: apply(model, schedule)" if isinstance(model, Schedule) else ""
+        raise ArgumentError(f"the first argument is {what(model)}, not a model{hint}")
+    if isinstance(schedule, Schedule):
+        found = schedule
+    elif isinstance(schedule, nn.Module) or not isinstance(schedule, Iterable):
+        raise ArgumentError(f"the second argument is {what(schedule)}, not a schedule")
+    else:
+        found = Schedule(schedule)
+    for number, entry in enumerate(found):
+        if not isinstance(entry, Entry):
+            raise ArgumentError(f"entry {number} of the schedule is {what(entry)}; build entries with add or a primitive")
+    return found
+
+
+def _tell_config(tree: Tree) -> None:
+    """Say in the model's own config that its embeddings are no longer tied, so that a saved model loads as it is."""
+    config = getattr(tree.root, "config", None)
+    if not getattr(config, "tie_word_embeddings", False):
+        return
+    made: Any = copy.copy(config)
+    made.tie_word_embeddings = False
+    for module in below(tree.root):
+        if vars(module).get("config") is config:
+            tree.touch(module)
+            vars(module)["config"] = made
+
+
+def _together(problems: list[Problem]) -> ScheduleError:
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        text = f"{type(problem.error).__name__}: {problem.error}"
+        groups.setdefault((problem.entry, text.replace(problem.path, "…") if problem.path else text), []).append(problem)
+    lines = [f"{len(problems)} problems; nothing was changed"]
+    for (entry, _), same in groups.items():
+        places = ", ".join(fold(one.path or "the root" for one in same)) if same[0].placed else ""
+        text = f"{type(same[0].error).__name__}: {same[0].error}".replace("\n", "\n      ")
+        lines += [f"  {entry}", *([f"    at {places}"] if places else []), f"      {text}"]
+    return ScheduleError("\n".join(lines), [problem.error for problem in problems])

@@ -1,0 +1,79 @@
+"""A module's forward with something around it, while its names, class and signature stay.
+
+    block.forward                 ->   Checkpointed(block) -> Compiled(block) -> type(block).forward
+
+A layer stands in the instance's ``__dict__`` as ``forward``. It is an object and not a closure: `deepcopy` and pickle
+rebind it to the copied module, `inspect.signature` sees the class's own signature, and `torch.compile` traces through.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+from torch import nn
+
+
+class Forward:
+    """One layer around a module's forward; layers of a lower ``rank`` lie further in.
+
+    A module has at most one layer of each class: a later one takes the place of an earlier.
+    """
+
+    rank: ClassVar[int] = 0
+    __name__ = "forward"
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inner: Callable[..., Any] | None = None
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """What this layer is around: the next layer, the instance's own forward, or the class's."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        if self.inner is not None:
+            return inspect.signature(self.inner)
+        return inspect.signature(type(self.module).forward.__get__(self.module))
+
+
+def layers(module: nn.Module) -> Iterator[Forward]:
+    """The layers around a module's forward, the outermost first."""
+    layer = vars(module).get("forward")
+    while isinstance(layer, Forward):
+        yield layer
+        layer = layer.inner
+
+
+def wrap(module: nn.Module, layer: Forward) -> None:
+    """Put a layer around the module's forward, at the depth that its rank asks for."""
+    kept = [known for known in layers(module) if type(known) is not type(layer)]
+    core = vars(module).get("forward")
+    while isinstance(core, Forward):
+        core = core.inner
+    for outer in sorted([*kept, layer], key=lambda one: one.rank):
+        outer.module, outer.inner = module, core
+        core = outer
+    vars(module)["forward"] = core
+
+
+def rewrap(old: nn.Module, new: nn.Module) -> None:
+    """Move the layers around one module's forward to the module that takes its place."""
+    moved = list(layers(old))
+    if not moved:
+        return
+    core = moved[-1].inner
+    if core is None:
+        del vars(old)["forward"]
+    else:
+        vars(old)["forward"] = core
+    for layer in moved:
+        if not any(type(own) is type(layer) for own in layers(new)):
+            wrap(new, layer)

@@ -1,0 +1,55 @@
+"""Parameters and buffers of a place, by a pattern over their dotted names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from ._find import ANY_NUMBER, spelled
+from ._glob import parse
+from ._text import fold, what
+from ._tree import join
+from .errors import ArgumentError, ParameterNameError
+
+
+def checked_names(names: str) -> str:
+    """A pattern over tensor names, well formed.
+
+    Raises:
+        ArgumentError: It is no str.
+        PatternError: It is not well formed.
+    """
+    if not isinstance(names, str):
+        raise ArgumentError(f"names is a pattern over the names of parameters, not {what(names)}")
+    parse(names)
+    return names
+
+
+def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors below a module whose dotted names match: ``(dotted name, its module, its own name, tensor)``.
+
+    Raises:
+        ParameterNameError: None does, though a name was asked for.
+    """
+    glob = parse(names)
+    known: list[str] = []
+    met = False
+    for place, holder in spelled(module):
+        for table in (holder._parameters, holder._buffers):
+            for name, tensor in list(table.items()):
+                if tensor is not None:
+                    dotted = join(place, name)
+                    known.append(dotted)
+                    if glob.accepts(glob.step(glob.start(), dotted, ANY_NUMBER)):
+                        met = True
+                        yield dotted, holder, name, tensor
+    if not met and names != "**":
+        near = difflib.get_close_matches(names, known, 3, 0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        there = ", ".join(fold(known)[:8]) or "none"
+        raise ParameterNameError(
+            f"{path or 'the root'} ({type(module).__name__}) has no parameter or buffer {names!r}{hint} It has: {there}",
+            [join(path, names)],
+        )

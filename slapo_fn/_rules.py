@@ -1,0 +1,333 @@
+"""The rules behind selectors: frozen data that, resolved on a model, give its places in module order."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from torch import Tensor, nn
+from typing_extensions import NamedTuple, TypeVar
+
+from ._find import Found, find, spelled
+from ._glob import parse
+from ._near import nothing_matches
+from ._tree import Tree, below, join
+from .errors import CountError, NoMatchError
+
+M_co = TypeVar("M_co", bound=nn.Module, covariant=True)
+
+
+class _Place(NamedTuple, Generic[M_co]):
+    path: str
+    module: M_co
+
+
+class Site(_Place[M_co]):
+    """One place in a model: ``path, module = site``.
+
+    While `apply` lowers an entry at it, a site also knows the tree that is being edited; `renew` edits it.
+
+    Attributes:
+        path: The module's dotted path, as `nn.Module.named_modules` spells it; the root's is ``""``.
+        module: The module that stands there now.
+    """
+
+    rule: Rule | None = None
+    tree: Tree | None = None
+
+    def __repr__(self) -> str:
+        return f"Site({self.path!r}, {type(self.module).__name__})"
+
+    def renew(self, old: Tensor, new: Tensor) -> None:
+        """Exchange a parameter or buffer for another wherever the model holds it, so that ties stay.
+
+        A lowering must never write into a tensor, since the input model shares it; this is what it does instead.
+
+        Args:
+            old: The tensor that the model holds, of any shape.
+            new: The tensor to hold in its place.
+        """
+        (self.tree or Tree(self.module)).renew(old, new)
+
+
+Places = list[Site[nn.Module]]
+
+
+def fits(module: nn.Module, type: builtins.type[nn.Module], subclasses: bool) -> bool:
+    """Whether a module is of a class, or of a subclass that inherits its ``forward`` unchanged."""
+    kind = builtins.type(module)
+    if kind is type or type is nn.Module:
+        return True
+    if not issubclass(kind, type):
+        return False
+    return subclasses or type.forward in (nn.Module.forward, kind.forward)
+
+
+def every(root: nn.Module) -> Places:
+    """Every distinct module with its first path."""
+    return [Site(*place) for place in find(root, parse("**"))]
+
+
+def in_order(root: nn.Module, places: Iterable[Site[nn.Module]]) -> Places:
+    """Each module once, in module order."""
+    order = {id(module): number for number, module in enumerate(below(root))}
+    first = {id(site.module): site for site in reversed(list(places))}
+    return sorted(first.values(), key=lambda site: order[id(site.module)])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What all rules share."""
+
+    def resolve(self, root: nn.Module) -> Places:
+        """The places on a model.
+
+        Raises:
+            NoMatchError: There are none.
+            CountError: There are not as many as was expected.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def left_out(self, root: nn.Module) -> Places:
+        """Places that were passed over because their class overrides ``forward``."""
+        return []
+
+
+@dataclass(frozen=True)
+class Matching(Rule):
+    """Modules by pattern and class."""
+
+    patterns: tuple[str | re.Pattern[str], ...]
+    type: builtins.type[nn.Module]
+    subclasses: bool
+
+    def _found(self, root: nn.Module, pattern: str | re.Pattern[str]) -> Found:
+        if isinstance(pattern, str):
+            return find(root, parse(pattern))
+        return [*in_order(root, [Site(*place) for place in spelled(root) if pattern.fullmatch(place[0])])]
+
+    def resolve(self, root: nn.Module) -> Places:
+        found: list[Places] = []
+        problems: list[NoMatchError] = []
+        for pattern in self.patterns:
+            there = self._found(root, pattern)
+            fitting = [Site(*place) for place in there if fits(place[1], self.type, self.subclasses)]
+            if not fitting:
+                problems.append(nothing_matches(root, pattern, self.type, there))
+            found.append(fitting)
+        if problems:
+            paths = [path for problem in problems for path in problem.paths]
+            raise NoMatchError("\n".join(str(problem) for problem in problems), paths)
+        return found[0] if len(found) == 1 else in_order(root, [site for part in found for site in part])
+
+    def left_out(self, root: nn.Module) -> Places:
+        if self.subclasses or self.type is nn.Module:
+            return []
+        found = [Site(*place) for pattern in self.patterns for place in self._found(root, pattern)]
+        return [one for one in found if isinstance(one.module, self.type) and not fits(one.module, self.type, False)]
+
+    def __str__(self) -> str:
+        shown = [p if isinstance(p, str) else f"re.compile({p.pattern!r})" for p in self.patterns]
+        text = ", ".join(shown) if shown != ["**"] or self.type is nn.Module else ""
+        kind = "" if self.type is nn.Module else self.type.__name__ + ("+" if self.subclasses else "")
+        return " : ".join(filter(None, (text if text else ("(root)" if not kind else ""), kind)))
+
+
+@dataclass(frozen=True)
+class Exact(Rule):
+    """Modules by their very paths."""
+
+    paths: tuple[str, ...]
+
+    def resolve(self, root: nn.Module) -> Places:
+        places = {path: Site(path, module) for path, module in spelled(root) if path in self.paths}
+        if missing := [path for path in self.paths if path not in places]:
+            raise nothing_matches(root, missing[0], nn.Module, [])
+        return in_order(root, places.values())
+
+    def __str__(self) -> str:
+        return ", ".join(path or "(root)" for path in self.paths)
+
+
+@dataclass(frozen=True)
+class Inside(Rule):
+    """What a rule finds below each place of another."""
+
+    outer: Rule
+    inner: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        found: Places = []
+        problem: NoMatchError | None = None
+        for site in self.outer.resolve(root):
+            try:
+                found += [Site(join(site.path, path) if path else site.path, m) for path, m in self.inner.resolve(site.module)]
+            except NoMatchError as error:
+                problem = problem or NoMatchError(f"below {site.path or 'the root'}: {error}", error.paths)
+        if not found and problem:
+            raise problem
+        return in_order(root, found)
+
+    def __str__(self) -> str:
+        return f"{self.outer} > {self.inner}"
+
+
+@dataclass(frozen=True)
+class Filtered(Rule):
+    """Places of a rule for which a predicate holds."""
+
+    rule: Rule
+    predicate: Callable[[Any, str], bool]
+
+    def resolve(self, root: nn.Module) -> Places:
+        before = self.rule.resolve(root)
+        found = [site for site in before if self.predicate(site.module, site.path)]
+        if not found:
+            raise NoMatchError(f"{self.rule} finds {len(before)} modules, and the predicate is true for none of them")
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.rule} where {getattr(self.predicate, '__name__', 'predicate')}"
+
+
+@dataclass(frozen=True)
+class Sliced(Rule):
+    """A slice of a rule's places."""
+
+    rule: Rule
+    start: int | None
+    stop: int | None
+    step: int | None
+
+    def resolve(self, root: nn.Module) -> Places:
+        before = self.rule.resolve(root)
+        found = before[self.start : self.stop : self.step]
+        if not found:
+            raise NoMatchError(f"{self} is empty: there are {len(before)} modules before it is sliced")
+        return found if (self.step or 1) > 0 else found[::-1]
+
+    def __str__(self) -> str:
+        bounds = ["" if one is None else str(one) for one in (self.start, self.stop, self.step)]
+        return f"({self.rule})[{':'.join(bounds if bounds[2] else bounds[:2])}]"
+
+
+@dataclass(frozen=True)
+class Picked(Rule):
+    """One place of a rule, by its index."""
+
+    rule: Rule
+    index: int
+
+    def resolve(self, root: nn.Module) -> Places:
+        before = self.rule.resolve(root)
+        if not -len(before) <= self.index < len(before):
+            raise NoMatchError(f"{self}: there are only {len(before)} modules")
+        return [before[self.index]]
+
+    def __str__(self) -> str:
+        return f"({self.rule})[{self.index}]"
+
+
+@dataclass(frozen=True)
+class Either(Rule):
+    """The union."""
+
+    first: Rule
+    second: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        return in_order(root, [*self.first.resolve(root), *self.second.resolve(root)])
+
+    def __str__(self) -> str:
+        return f"({self.first}) | ({self.second})"
+
+
+@dataclass(frozen=True)
+class Both(Rule):
+    """The intersection."""
+
+    first: Rule
+    second: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        also = {id(site.module) for site in self.second.resolve(root)}
+        found = [site for site in self.first.resolve(root) if id(site.module) in also]
+        if not found:
+            raise NoMatchError(f"{self} is empty: each side finds modules, and they have none in common")
+        return found
+
+    def __str__(self) -> str:
+        return f"({self.first}) & ({self.second})"
+
+
+@dataclass(frozen=True)
+class Without(Rule):
+    """The difference."""
+
+    first: Rule
+    second: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        away = {id(site.module) for site in self.second.resolve(root)}
+        found = [site for site in self.first.resolve(root) if id(site.module) not in away]
+        if not found:
+            raise NoMatchError(f"{self} is empty: the right side takes away all that the left side finds")
+        return found
+
+    def __str__(self) -> str:
+        return f"({self.first}) - ({self.second})"
+
+
+@dataclass(frozen=True)
+class Complement(Rule):
+    """Every module that a rule does not pick."""
+
+    rule: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        away = {id(site.module) for site in self.rule.resolve(root)}
+        found = [site for site in every(root) if id(site.module) not in away]
+        if not found:
+            raise NoMatchError(f"{self} is empty: {self.rule} finds every module")
+        return found
+
+    def __str__(self) -> str:
+        return f"~({self.rule})"
+
+
+@dataclass(frozen=True)
+class Counted(Rule):
+    """A rule that must find so many places."""
+
+    rule: Rule
+    count: int
+
+    def resolve(self, root: nn.Module) -> Places:
+        found = self.rule.resolve(root)
+        if len(found) != self.count:
+            paths = [site.path for site in found]
+            shown = ", ".join(paths[:6]) + (", …" if len(paths) > 6 else "")
+            raise CountError(f"{self.rule} should find {self.count} modules and finds {len(found)}: {shown}", paths)
+        return found
+
+    def __str__(self) -> str:
+        return f"exactly {self.count} of {self.rule}"
+
+
+@dataclass(frozen=True)
+class Maybe(Rule):
+    """A rule that may find nothing."""
+
+    rule: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        try:
+            return self.rule.resolve(root)
+        except NoMatchError:
+            return []
+
+    def __str__(self) -> str:
+        return f"optional {self.rule}"

@@ -1,0 +1,109 @@
+"""Fill a new module with an old one's tensors, by name: the very tensors, not copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._tree import join
+from .errors import WeightsError
+
+Held = dict[str, Any]
+
+
+def renewed(parameter: Tensor, *, dtype: torch.dtype | None = None, requires_grad: bool | None = None) -> Tensor:
+    """A tensor of its own, over the same storage unless the dtype changes; what a user hung on it stays on it."""
+    values = parameter.detach() if dtype is None else parameter.detach().to(dtype)
+    if not isinstance(parameter, nn.Parameter):
+        return values
+    made = nn.Parameter(values, parameter.requires_grad if requires_grad is None else requires_grad)
+    made.__dict__.update(parameter.__dict__)
+    return made
+
+
+def places(module: nn.Module) -> dict[str, tuple[Held, str]]:
+    """Every parameter and persistent buffer by its dotted name: the table that holds it, and its name there."""
+    found: dict[str, tuple[Held, str]] = {}
+    for path, one in module.named_modules(remove_duplicate=False):
+        for held, skip in ((one._parameters, frozenset[str]()), (one._buffers, one._non_persistent_buffers_set)):
+            table: Held = held  # type: ignore[assignment]
+            found.update((join(path, name), (table, name)) for name, t in table.items() if t is not None and name not in skip)
+    return found
+
+
+def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *, own: bool) -> None:
+    """Hang the old module's tensors in the new one.
+
+    Args:
+        new: The module to fill.
+        old: Where the tensors come from.
+        names: New name to old name, of a tensor or of a submodule; what is not in it keeps its name.
+        path: The place, for messages.
+        own: Whether the new module gets copies, so that nothing is tied to them.
+
+    Raises:
+        WeightsError: A tensor has no partner of its name and shape, on either side.
+    """
+    wanted, given = places(new), places(old)
+    if not wanted and not names:
+        return  # nothing to be filled: an activation, an Identity
+    sources = {name: _source(name, names) for name in wanted}
+    problems = [f"{name} is in neither module" for name in _unknown(names, wanted)]
+    for name, source in sources.items():
+        here, there = wanted[name], given.get(source)
+        said = f"new {name} {_shape(here)}"
+        if there is None:
+            problems.append(f"{said}: the old one has no {source}")
+        elif _shape(here) != _shape(there):
+            problems.append(f"{said}: the old {source} is {_shape(there)}")
+    used = set(sources.values())
+    problems += [f"old {name} {_shape(place)}: the new one has no place for it" for name, place in given.items() if name not in used]
+    if problems:
+        raise WeightsError(
+            f"the weights of {path or 'the root'} ({type(old).__name__}) do not fit {type(new).__name__} by name and "
+            f"shape:\n  " + "\n  ".join(problems) + "\nSay where each comes from, weights={'new name': 'old name'}; keep "
+            "the template's own, weights='fresh'; or give a factory, lambda old: …, which fills it.",
+            [path],
+        )
+    copies: dict[int, Tensor] = {}
+    for name, (held, key) in wanted.items():
+        tensor = given[sources[name]][0][given[sources[name]][1]]
+        held[key] = copies.setdefault(id(tensor), _clone(tensor)) if own else tensor
+
+
+def clone_rest(made: nn.Module, template: nn.Module) -> None:
+    """Give a copy of a template its own tensors wherever it still holds the template's."""
+    theirs = {id(tensor) for tensor in (*template.parameters(), *template.buffers())}
+    copies: dict[int, Tensor] = {}
+    for module in made.modules():
+        for held in (module._parameters, module._buffers):
+            table: Held = held  # type: ignore[assignment]
+            for name, tensor in table.items():
+                if tensor is not None and id(tensor) in theirs:
+                    if id(tensor) not in copies:
+                        copies[id(tensor)] = _clone(tensor)
+                    table[name] = copies[id(tensor)]
+
+
+def _clone(tensor: Tensor) -> Tensor:
+    values = tensor.detach().clone()
+    return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
+
+
+def _source(name: str, names: Mapping[str, str]) -> str:
+    for key in sorted(names, key=len, reverse=True):
+        if name == key or name.startswith(key + "."):
+            return names[key] + name[len(key) :]
+    return name
+
+
+def _unknown(names: Mapping[str, str], wanted: Mapping[str, object]) -> list[str]:
+    return [key for key in names if not any(name == key or name.startswith(key + ".") for name in wanted)]
+
+
+def _shape(place: tuple[Held, str]) -> str:
+    tensor = place[0][place[1]]
+    return "(lazy)" if isinstance(tensor, nn.parameter.UninitializedTensorMixin) else str(tuple(tensor.shape))

@@ -1,0 +1,129 @@
+"""checkpoint: recompute a module's activations in the backward pass instead of keeping them.
+
+    y = block(x)   ->   y = torch.utils.checkpoint.checkpoint(block, x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import noop_context_fn
+from typing_extensions import NamedTuple
+
+from .._forward import Forward, wrap
+from .._replay import Replay, is_cache
+from ..errors import ArgumentError
+from ..schedule import Phase, Schedule, add, traits
+from ..select import M, Site, Target
+
+Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
+
+class CheckpointArgs(NamedTuple):
+    """What `checkpoint` was given; see there."""
+
+    use_reentrant: bool = False
+    preserve_rng_state: bool = True
+    context_fn: Contexts = noop_context_fn
+    determinism_check: Literal["default", "none"] = "default"
+    debug: bool = False
+    early_stop: bool = True
+
+
+def checkpoint(
+    schedule: Schedule,
+    target: Target[M],
+    *,
+    use_reentrant: bool = False,
+    preserve_rng_state: bool = True,
+    context_fn: Contexts = noop_context_fn,
+    determinism_check: Literal["default", "none"] = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+) -> Schedule:
+    """Recompute the activations of each selected module in the backward pass instead of keeping them.
+
+    Outputs and gradients are the plain module's, dropout included; names, class and signature stay. With gradients
+    switched off the plain forward runs. A key-value cache among the arguments is written once, not again in the
+    recomputation.
+
+    Args:
+        schedule: The schedule so far.
+        target: The modules to checkpoint.
+        use_reentrant: As in `torch.utils.checkpoint.checkpoint`, and so are the others.
+        preserve_rng_state: Whether the recomputation draws the same random numbers.
+        context_fn: Gives two context managers, for the forward and for its recomputation (selective checkpointing).
+        determinism_check: Whether the recomputation's tensors are compared with the forward's by shape and dtype.
+        debug: Whether an error shows the operators that ran.
+        early_stop: Whether the recomputation stops at the last tensor that is needed.
+
+    Returns:
+        The schedule with one more entry.
+
+    Raises:
+        ArgumentError: An argument is of the wrong kind, or ``use_reentrant`` is combined with what needs it off.
+
+    Example:
+        >>> import slapo_fn as slapo, torch
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        >>> lean = slapo.apply(net, slapo.checkpoint(slapo.Schedule(), "0"))
+        >>> torch.equal(lean(torch.ones(1, 2)), net(torch.ones(1, 2)))
+        True
+    """
+    if determinism_check not in ("default", "none"):
+        raise ArgumentError(f"determinism_check is 'default' or 'none', not {determinism_check!r}")
+    if use_reentrant and (context_fn is not noop_context_fn or debug):
+        raise ArgumentError("use_reentrant=True takes neither context_fn nor debug; leave it at False for these")
+    args = CheckpointArgs(use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
+    return add(schedule, target, checkpoint_at, args)
+
+
+@traits(Phase.CHECKPOINT, overrides=lambda earlier, later: True)
+def checkpoint_at(site: Site[nn.Module], args: CheckpointArgs) -> nn.Module:
+    """Lower one `checkpoint` entry at one place."""
+    wrap(site.module, Checkpointed(site.module, args))
+    return site.module
+
+
+class Checkpointed(Forward):
+    """The layer around a checkpointed module's forward."""
+
+    rank: ClassVar[int] = Phase.CHECKPOINT
+
+    def __init__(self, module: nn.Module, args: CheckpointArgs) -> None:
+        super().__init__(module)
+        self.args = args
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.call(*args, **kwargs)
+        run: Callable[..., Any] = self.call
+        if not torch.compiler.is_compiling() and any(map(is_cache, (*args, *kwargs.values()))):
+            run = Replay(run)
+        settings = self.args
+        if settings.use_reentrant:  # it takes no keywords, and sees gradients of positional tensors only
+            names = tuple(kwargs)
+            return torch_checkpoint(
+                lambda *flat: run(*flat[: len(flat) - len(names)], **dict(zip(names, flat[len(flat) - len(names) :], strict=True))),
+                *args,
+                *kwargs.values(),
+                use_reentrant=True,
+                preserve_rng_state=settings.preserve_rng_state,
+            )
+        return torch_checkpoint(
+            run,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=settings.preserve_rng_state,
+            context_fn=settings.context_fn,
+            determinism_check=settings.determinism_check,
+            debug=settings.debug,
+            early_stop=settings.early_stop,
+            **kwargs,
+        )

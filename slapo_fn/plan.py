@@ -1,0 +1,162 @@
+"""plan: what a schedule does to a model, place by place, as data and as text, with nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ._engine import Work, prepare
+from ._text import columns, fold, page
+from .schedule import Entry, Schedule, shown_args, traits_of
+
+
+class Step(NamedTuple):
+    """What one entry does at one place.
+
+    Attributes:
+        number: The entry's number in the schedule.
+        primitive: The primitive's name.
+        path: The place.
+        before: The class that stands there when the entry has its turn.
+        after: The class that stands there afterwards.
+        aliases: Other paths of the same module.
+        overridden_by: The number of the later entry that makes this one void here, or None.
+    """
+
+    number: int
+    primitive: str
+    path: str
+    before: str
+    after: str
+    aliases: tuple[str, ...]
+    overridden_by: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """What a schedule does to a model. It shows itself as text, folded, with overridden steps struck through.
+
+    Attributes:
+        model: The model's class.
+        schedule: The schedule.
+        order: The numbers of the entries in the order of their execution.
+        steps: One for each entry and place, in that order.
+        notes: ``(number, text)``: places left out or skipped.
+        problems: What `apply` would raise.
+    """
+
+    model: str
+    schedule: Schedule
+    order: tuple[int, ...]
+    steps: tuple[Step, ...]
+    notes: tuple[tuple[int, str], ...]
+    problems: tuple[Exception, ...]
+
+    def of(self, number: int) -> tuple[Step, ...]:
+        """The steps of one entry."""
+        return tuple(step for step in self.steps if step.number == number)
+
+    def __repr__(self) -> str:
+        head = f"Plan for {self.model}: {len(self.schedule)} entries, {len(self.steps)} places"
+        if self.order != tuple(range(len(self.order))):
+            head += f"; order of execution {', '.join(map(str, self.order))}"
+        lines = [head, *columns(row for number in self.order for row in self._rows(number))]
+        for problem in self.problems:
+            text = "\n".join([f"{type(problem).__name__}: {problem}", *getattr(problem, "__notes__", [])])
+            lines.append("  ! " + text.replace("\n", "\n    "))
+        if self.problems:
+            lines.append("  apply would refuse this schedule")
+        return "\n".join(lines)
+
+    def _rows(self, number: int) -> Iterable[tuple[str, ...]]:
+        entry = self.schedule[number]
+        head = (str(number), entry.name + (f" [{entry.label}]" if entry.label else ""))
+        tail = (", ".join(shown_args(entry.args)), str(entry.origin or ""))
+        groups: dict[tuple[str, str, int | None], list[Step]] = {}
+        for step in self.of(number):
+            groups.setdefault((step.before, step.after, step.overridden_by), []).append(step)
+        lines = [_line(*key, steps) for key, steps in groups.items()]
+        lines += [f"({text})" for at, text in self.notes if at == number]
+        for line in lines or ["(nothing)"]:
+            yield (*head, line, *tail)
+            head, tail = ("", ""), ("", "")
+
+    def _repr_html_(self) -> str:
+        return page(repr(self), struck="~~")
+
+
+def _line(before: str, after: str, overridden_by: int | None, steps: list[Step]) -> str:
+    paths = ", ".join(path or "(root)" for path in fold(step.path for step in steps))
+    aliases = fold(alias for step in steps for alias in step.aliases)
+    change = before if before == after else f"{before} -> {after}"
+    line = f"{paths}: {change}" + (f"  x{len(steps)}" if len(steps) > 1 else "")
+    if aliases:
+        line += f"  (also {', '.join(aliases)})"
+    return line if overridden_by is None else f"~~{line}~~ overridden by {overridden_by}"
+
+
+def plan(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Plan:
+    """Tell what a schedule does to a model: per entry the places, what is there and what will be; nothing is changed.
+
+    It runs the very pass that `apply` runs and gives the record of it instead of the result, so it costs the same and
+    cannot differ. Problems do not raise; they are listed.
+
+    Args:
+        model: The model; it stays as it was.
+        schedule: The schedule.
+
+    Returns:
+        The plan, as data that shows itself as text.
+
+    Example:
+        >>> import slapo_fn as slapo
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+        >>> print(slapo.plan(net, slapo.replace(slapo.Schedule(), nn.GELU, nn.ReLU())))  # doctest: +ELLIPSIS
+        Plan for Sequential: 1 entries, 1 places
+          0  replace  1: GELU -> ReLU  new=ReLU(…)  ...
+    """
+    for entry, site in (work := prepare(model, schedule)):
+        with work: work.put(site, entry.primitive(site, entry.args))  # noqa: E701  the loop of apply
+    return _recorded(work)
+
+
+def _recorded(work: Work[nn.Module]) -> Plan:
+    left_out = [
+        (number, "left out, since they override forward: " + ", ".join(fold(path for path, _ in places)))
+        for number, entry in enumerate(work.schedule)
+        if (places := entry.selector.rule.left_out(work.given))
+    ]
+    skipped: dict[tuple[int, str], list[str]] = {}
+    for number, path, reason in work.skipped:
+        skipped.setdefault((number, reason), []).append(path)
+    told = [(number, f"{', '.join(fold(filter(None, paths)))} {reason}".strip()) for (number, reason), paths in skipped.items()]
+    steps = tuple(
+        Step(row.number, work.schedule[row.number].name, *row[1:5], _overridden_by(work, at)) for at, row in enumerate(work.rows)
+    )
+    work.rng.restore()
+    problems = tuple(problem.error for problem in work.problems)
+    return Plan(type(work.given).__name__, work.schedule, tuple(work.order), steps, (*left_out, *told), problems)
+
+
+def _overridden_by(work: Work[nn.Module], at: int) -> int | None:
+    """The later entry that makes a row void: it overrides the same module, or has put that module out of the tree."""
+    row = work.rows[at]
+    mine = work.schedule[row.number]
+    overrides = traits_of(mine.primitive).overrides
+    gone = not work.tree.holds(row.module)
+    for later in work.rows[at + 1 :]:
+        theirs = work.schedule[later.number]
+        same_place = later.path == row.path
+        if same_place and overrides and theirs.primitive is mine.primitive and overrides(mine.args, theirs.args):
+            return later.number
+        if gone and later.module is not row.module and (same_place or _inside(row.path, later.path)):
+            return later.number
+    return None
+
+
+def _inside(path: str, above: str) -> bool:
+    return above == "" or path.startswith(above + ".")
