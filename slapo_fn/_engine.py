@@ -128,13 +128,13 @@ class Work(Generic[Model]):
                 f"{entry.name} gave {what(new)} where a module has to stand; to leave a place as it is, give the old module",
                 [site.path],
             )
-        edges = self.tree.edges(old)
+        shared = self.tree.edges(old) if len(self.tree.registrations(old)) > 1 else []
         if new is not old:
-            self._replace(site, new, edges, entry.args)
-        aliases = tuple(edge.path for edge in edges if edge.path != site.path)
+            self._replace(site, new, shared, entry.args)
+        aliases = tuple(edge.path for edge in shared if edge.path != site.path)
         self.rows.append(Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new))
 
-    def _replace(self, site: Site[nn.Module], new: nn.Module, edges: list[Edge], args: object) -> None:
+    def _replace(self, site: Site[nn.Module], new: nn.Module, shared: list[Edge], args: object) -> None:
         # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
         old, untie = site.module, getattr(args, "untie", False)
         self._refuse_strangers(site, new, share=getattr(args, "share", False))
@@ -145,7 +145,7 @@ class Work(Generic[Model]):
                 "parameter in it, replace both places, or give untie=True.",
                 broken[0],
             )
-        only = next((edge for edge in edges if edge.path == site.path), None) if untie and len(edges) > 1 else None
+        only = next((edge[:2] for edge in shared if edge.path == site.path), None) if untie else None
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
         self.tree.put(old, new, only=only)
@@ -169,9 +169,11 @@ class Work(Generic[Model]):
 
     def _broken_ties(self, old: nn.Module, new: nn.Module) -> list[tuple[str, str]]:
         """Pairs of names that are tied and would not be."""
-        inside = {id(module): module for module in below(old)}
-        lost = all_tensors(inside.values())
-        for key in all_tensors(below(new)) if lost else ():
+        lost = all_tensors(below(old))
+        if not lost:
+            return []
+        inside = {id(module) for module in below(old)}
+        for key in all_tensors(below(new)):
             lost.pop(key, None)
         pairs = []
         for tensor in lost.values():

@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from ._glob import Glob, State
-from ._tree import join
+from ._tree import held_collector, join
 
 Found = list[tuple[str, nn.Module]]
 ANY_NUMBER = 1 << 62
 
 
-def find(root: nn.Module, glob: Glob) -> Found:
-    """The modules whose paths match, each once, at its first matching path, in module order."""
-    found: Found = []
-    taken: set[int] = set()
-    seen: set[tuple[int, State]] = set()
-    steps: dict[tuple[State, str, int], State] = {}
-    waiting: list[tuple[str, nn.Module, State]] = [("", root, glob.start())]
-    while waiting:
-        path, module, state = waiting.pop()
-        key = (id(module), state)
-        if key in seen:
-            continue
-        seen.add(key)
-        if glob.accepts(state) and id(module) not in taken:
-            taken.add(id(module))
-            found.append((path, module))
-        if not module._modules:
-            continue
+def find(root: nn.Module, glob: Glob, admits: Callable[[nn.Module], bool] | None = None) -> Found:
+    """The modules whose paths match, each once, at its first matching path, in module order.
+
+    Args:
+        root: Where the paths start.
+        glob: The pattern.
+        admits: Which modules are wanted at all; asked once for each class.
+    """
+    walk = Walk(glob, admits)
+    start = glob.start()
+    if glob.accepts(start) and walk.admitted(root):
+        walk.found[id(root)] = ("", root)
+    if root._modules:
+        with held_collector():
+            walk.below("", root, start)
+    return list(walk.found.values())
+
+
+class Walk:
+    """A walk down a tree, as far as a pattern can still match."""
+
+    def __init__(self, glob: Glob, admits: Callable[[nn.Module], bool] | None) -> None:
+        self.glob = glob
+        self.admits = admits
+        self.kinds: dict[type, bool] = {}
+        self.found: dict[int, tuple[str, nn.Module]] = {}
+        self.seen: set[tuple[int, State]] = set()
+        self.steps: dict[tuple[State, int], dict[str, tuple[State, bool]]] = {}
+
+    def admitted(self, module: nn.Module) -> bool:
+        """Whether a module is wanted."""
+        kind = type(module)
+        if kind not in self.kinds:
+            self.kinds[kind] = self.admits is None or self.admits(module)
+        return self.kinds[kind]
+
+    def below(self, path: str, module: nn.Module, state: State) -> None:
+        """Find what matches below a module whose own path brought the pattern to a state."""
+        if (id(module), state) in self.seen:
+            return
+        self.seen.add((id(module), state))
+        glob, found = self.glob, self.found
         count = _count(module) if glob.counts else 0
-        onward = []
+        steps = self.steps.setdefault((state, count), {})
+        prefix = path + "." if path else ""
+        kinds = self.kinds
         for name, child in module._modules.items():
-            if child is not None:
-                after = steps.get((state, name, count))
-                if after is None:
-                    after = steps[state, name, count] = glob.step(state, name, count)
-                if after:
-                    onward.append((f"{path}.{name}" if path else name, child, after))
-        waiting.extend(reversed(onward))
-    return found
+            if child is None:
+                continue
+            if name not in steps:
+                after = glob.step(state, name, count)
+                steps[name] = (after, glob.accepts(after))
+            after, accepted = steps[name]
+            if accepted:
+                kind = type(child)
+                if (kinds[kind] if kind in kinds else self.admitted(child)) and id(child) not in found:
+                    found[id(child)] = (prefix + name, child)
+            if after and child._modules:
+                self.below(prefix + name, child, after)
 
 
 def _count(module: nn.Module) -> int:

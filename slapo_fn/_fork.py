@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ._tree import held_collector
 from .errors import ForkError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -29,6 +29,7 @@ ATOMS: frozenset[type] = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, type, torch.dtype, torch.device)
     + (torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType, nn.Parameter, Tensor)
 )
+FRESH: frozenset[type] = frozenset((dict, OrderedDict, set, list))
 CALLED_BACK = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))  # what closures are free to be
 
 
@@ -53,10 +54,10 @@ class Copier:
         if isinstance(value, nn.Module):
             self.met_module = True
             return self.memo[id(value)] if id(value) in self.memo else self.stranger(value)
-        if isinstance(value, (Tensor, Enum, type)):
-            return value
         if id(value) in self.memo:
             return self.memo[id(value)]
+        if isinstance(value, (Tensor, Enum, type)):
+            return value
         made = HANDLERS.get(kind, Copier._unknown)(self, value)
         if made is not value:
             self.memo[id(value)] = made
@@ -67,8 +68,8 @@ class Copier:
         return module
 
     def _dict(self, value: dict[Any, Any]) -> dict[Any, Any]:
-        made = copy.copy(value)  # keeps the kind, a defaultdict's factory, and attributes such as _metadata
-        self.memo[id(value)] = made
+        memo = self.memo
+        made = memo[id(value)] = value.copy()  # keeps the kind, and a defaultdict's factory
         for key, item in value.items():
             if type(item) not in ATOMS:
                 made[key] = self.copy(item)
@@ -142,51 +143,47 @@ class Fork(Copier):
         super().__init__({})
         self.originals: list[nn.Module] = []
         self.links: list[tuple[nn.Module, str]] = []
-        collecting = gc.isenabled()
-        gc.disable()  # a burst of small objects, none of them garbage: the collector would scan them again and again
-        try:
+        with held_collector():
             self._blank(model)
             for original in reversed(self.originals):
                 self._fill(original)
             self.root: nn.Module = self.copy(model)
-        finally:
-            if collecting:
-                gc.enable()
 
     def _blank(self, model: nn.Module) -> None:
         """Make an empty copy of every module, so that whatever refers to one finds it."""
         memo, waiting = self.memo, [model]
-        while waiting:
-            module = waiting.pop()
+        memo[id(None)] = None  # a child that is not there
+        for module in waiting:
+            kind = type(module)
             if id(module) in memo:
                 continue
             for tensors in (module._parameters, module._buffers):
-                for tensor in tensors.values():
-                    memo[id(tensor)] = tensor
-            if not hasattr(type(module), "__deepcopy__"):
-                memo[id(module)] = type(module).__new__(type(module))
+                if tensors:
+                    memo.update((id(tensor), tensor) for tensor in tensors.values())
+            if not hasattr(kind, "__deepcopy__"):
+                memo[id(module)] = kind.__new__(kind)
                 self.originals.append(module)
-                waiting.extend(child for child in reversed(module._modules.values()) if child is not None)
+                if module._modules:
+                    waiting.extend(module._modules.values())  # type: ignore[arg-type]
 
     def _fill(self, module: nn.Module) -> None:
-        made = self.memo[id(module)]
+        memo = self.memo
+        made = memo[id(module)]
         state = vars(made)
         state.update(vars(module))
-        for key, value in state.items():
+        for key, value in vars(module).items():
             kind = type(value)
-            if kind in ATOMS:
-                continue
-            if not value and (kind is OrderedDict or kind is dict):
+            if kind in FRESH and not value:
                 state[key] = kind()
-                continue
-            self.met_module, self.closures = False, key not in CALLED_BACK
-            try:
-                state[key] = self.copy(value)
-            except ForkError as error:
-                error.add_note(f"it is the attribute {key!r} of a {type(module).__name__}")
-                raise
-            if self.met_module and key != "_modules":
-                self.links.append((made, key))
+            elif kind not in ATOMS:
+                self.met_module, self.closures = False, key not in CALLED_BACK
+                try:
+                    state[key] = self.copy(value)
+                except ForkError as error:
+                    error.add_note(f"it is the attribute {key!r} of a {type(module).__name__}")
+                    raise
+                if self.met_module and key != "_modules":
+                    self.links.append((made, key))
 
     def stranger(self, module: nn.Module) -> nn.Module:
         """A module that knows how to copy itself (a graph module), or that hangs on a plain attribute only."""

@@ -33,7 +33,8 @@ def inherit(tree: Tree, old: nn.Module, new: nn.Module) -> None:
     """
     was = {id(module): module for module in below(old)}
     now = {id(module): module for module in below(new)}
-    _refuse_lost_hooks(tree, old, was, now)
+    if len(was) > 1:
+        _refuse_lost_hooks(tree, old, was, now)
     fresh = [module for key, module in now.items() if key not in was]
     if len(fresh) == len(now):
         if any(module.training != old.training for module in fresh):
@@ -43,19 +44,22 @@ def inherit(tree: Tree, old: nn.Module, new: nn.Module) -> None:
             module.training = old.training
     if any(module._parameters or module._buffers for module in fresh):
         _tensors(tree, old, new, fresh)
-    if fresh and new in fresh:
-        _move_hooks(old, new)
+    if id(new) not in was:
+        if has_hooks(old):
+            _move_hooks(old, new)
         rewrap(old, new)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether anything is hooked to a module's forward or backward."""
-    return any(vars(module)[table] for table, _ in TABLES)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def _refuse_lost_hooks(tree: Tree, old: nn.Module, was: dict[int, nn.Module], now: dict[int, nn.Module]) -> None:
     lost = [module for key, module in was.items() if module is not old and key not in now and has_hooks(module)]
-    lost = [module for module in lost if all(id(edge.parent) in was for edge in tree.edges(module))]
+    lost = [module for module in lost if all(id(parent) in was for parent, _ in tree.registrations(module))]
     if lost:
         paths = [tree.path(module) for module in lost]
         raise HookError(
@@ -89,7 +93,7 @@ def _tensors(tree: Tree, old: nn.Module, new: nn.Module, fresh: list[nn.Module])
 
 def _reference(tree: Tree, old: nn.Module) -> Tensor | None:
     """A floating tensor that tells device and dtype: the old module's own, else its nearest ancestor's."""
-    near: list[nn.Module] = [old, *(edge.parent for edge in tree.edges(old)[:1]), tree.root]
+    near: list[nn.Module] = [old, *(parent for parent, _ in tree.registrations(old)[:1]), tree.root]
     for module in near:
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point():

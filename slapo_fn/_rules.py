@@ -104,20 +104,24 @@ class Matching(Rule):
     type: builtins.type[nn.Module]
     subclasses: bool
 
-    def _found(self, root: nn.Module, pattern: str | re.Pattern[str]) -> Found:
+    def _found(self, root: nn.Module, pattern: str | re.Pattern[str], fits: Callable[[nn.Module], bool]) -> Found:
         if isinstance(pattern, str):
-            return find(root, parse(pattern))
-        return [*in_order(root, [Site(*place) for place in spelled(root) if pattern.fullmatch(place[0])])]
+            return find(root, parse(pattern), fits)
+        there = (Site(*place) for place in spelled(root) if pattern.fullmatch(place[0]) and fits(place[1]))
+        return [*in_order(root, there)]
+
+    def _fits(self, module: nn.Module) -> bool:
+        return fits(module, self.type, self.subclasses)
 
     def resolve(self, root: nn.Module) -> Places:
         found: list[Places] = []
         problems: list[NoMatchError] = []
         for pattern in self.patterns:
-            there = self._found(root, pattern)
-            fitting = [Site(*place) for place in there if fits(place[1], self.type, self.subclasses)]
-            if not fitting:
-                problems.append(nothing_matches(root, pattern, self.type, there))
-            found.append(fitting)
+            there = [Site(*place) for place in self._found(root, pattern, self._fits)]
+            if not there:
+                by_path = self._found(root, pattern, lambda module: True)
+                problems.append(nothing_matches(root, pattern, self.type, by_path))
+            found.append(there)
         if problems:
             paths = [path for problem in problems for path in problem.paths]
             raise NoMatchError("\n".join(str(problem) for problem in problems), paths)
@@ -126,8 +130,8 @@ class Matching(Rule):
     def left_out(self, root: nn.Module) -> Places:
         if self.subclasses or self.type is nn.Module:
             return []
-        found = [Site(*place) for pattern in self.patterns for place in self._found(root, pattern)]
-        return [one for one in found if isinstance(one.module, self.type) and not fits(one.module, self.type, False)]
+        strange = [self._found(root, p, lambda m: isinstance(m, self.type) and not self._fits(m)) for p in self.patterns]
+        return [Site(*place) for places in strange for place in places]
 
     def __str__(self) -> str:
         shown = [p if isinstance(p, str) else f"re.compile({p.pattern!r})" for p in self.patterns]

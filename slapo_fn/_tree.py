@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
+
+Registration: TypeAlias = tuple[nn.Module, str]
+CONTAINERS = (dict, OrderedDict, set, list)
+
 
 class Edge(NamedTuple):
     """One registration of a module: ``parent`` has it as its child ``name``; ``path`` spells it from the root."""
@@ -17,6 +24,9 @@ class Edge(NamedTuple):
 
 def below(module: nn.Module) -> Iterator[nn.Module]:
     """The module and every distinct module below it, parents first, in definition order."""
+    if not module._modules:
+        yield module
+        return
     seen: set[int] = set()
     waiting = [module]
     while waiting:
@@ -25,6 +35,18 @@ def below(module: nn.Module) -> Iterator[nn.Module]:
             seen.add(id(one))
             yield one
             waiting.extend(child for child in reversed(one._modules.values()) if child is not None)
+
+
+@contextmanager
+def held_collector() -> Iterator[None]:
+    """Hold the garbage collector during a burst of objects that are none: it would scan them again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def join(prefix: str, name: str) -> str:
@@ -62,26 +84,36 @@ class Tree:
         self.replaced: dict[int, nn.Module] = {}
         self.shared: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
         self.gone: list[nn.Module | Tensor] = []  # keeps what was put out alive, so that no id is used twice
-        self.journal: dict[int, tuple[nn.Module, dict[str, Any]]] | None = {} if keep_journal else None
-        self._edges: dict[int, dict[tuple[int, str], Edge]] = {}
+        self.journal: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any]]] | None = {} if keep_journal else None
+        self._parents: dict[int, Registration] = {}  # of each module, one of its registrations
+        self._others: dict[int, list[Registration]] = {}  # and whatever further ones it has or had
+        self._cut = False  # whether some of these may belong to modules that were put out of the tree
         self._slots: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] | None = None
-        self._index(root, "")
+        with held_collector():
+            self._index(root)
 
-    def _index(self, module: nn.Module, prefix: str) -> None:
-        seen: set[int] = {id(module)}
-        waiting = [(module, prefix)]
-        while waiting:
-            parent, prefix = waiting.pop()
-            fresh: list[tuple[nn.Module, str]] = []
+    def _index(self, top: nn.Module) -> None:
+        parents, waiting = self._parents, [top]
+        done: set[int] = set()
+        for parent in waiting:
             for name, child in parent._modules.items():
                 if child is None:
                     continue
-                path = f"{prefix}.{name}" if prefix else name
-                self._edges.setdefault(id(child), {})[id(parent), name] = Edge(parent, name, path)
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    fresh.append((child, path))
-            waiting.extend(reversed(fresh))
+                key = id(child)
+                if key not in parents:
+                    parents[key] = (parent, name)
+                elif parents[key] != (parent, name):
+                    self._register(child, parent, name)
+                if child._modules and key not in done:
+                    done.add(key)
+                    waiting.append(child)
+
+    def _register(self, child: nn.Module, parent: nn.Module, name: str) -> None:
+        known = [self._parents.get(id(child)), *self._others.get(id(child), ())]
+        if known[0] is None:
+            self._parents[id(child)] = (parent, name)
+        elif (parent, name) not in known:
+            self._others.setdefault(id(child), []).append((parent, name))
 
     def _index_tensors(self, top: nn.Module) -> None:
         assert self._slots is not None
@@ -92,16 +124,28 @@ class Tree:
     # ---- where things hang
 
     def edges(self, module: nn.Module) -> list[Edge]:
-        """Every registration of a module in the tree, in module order; none for the root."""
-        known = self._edges.get(id(module), {}).values()
-        return [edge for edge in known if edge.parent._modules.get(edge.name) is module and self.holds(edge.parent)]
+        """Every registration of a module in the tree, the first one first; none for the root."""
+        return [Edge(parent, name, join(self.path(parent), name)) for parent, name in self.registrations(module)]
+
+    def registrations(self, module: nn.Module) -> list[Registration]:
+        """Every ``(parent, name)`` in the tree under which a module is registered, the first one first."""
+        first = self._parents.get(id(module))
+        if first is None:
+            return []
+        known = [first, *self._others[id(module)]] if id(module) in self._others else [first]
+        return [one for one in known if one[0]._modules.get(one[1]) is module and (not self._cut or self.holds(one[0]))]
 
     def holds(self, module: nn.Module) -> bool:
         """Whether a module stands in the tree."""
-        return module is self.root or any(
-            edge.parent._modules.get(edge.name) is module and self.holds(edge.parent)
-            for edge in self._edges.get(id(module), {}).values()
-        )
+        return module is self.root or bool(self.registrations(module))
+
+    def path(self, module: nn.Module) -> str:
+        """A module's first path."""
+        names: list[str] = []
+        while module is not self.root and (known := self.registrations(module)):
+            module = known[0][0]
+            names.append(known[0][1])
+        return ".".join(reversed(names))
 
     def slots(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:
         """Every place ``(module, name)`` that holds a tensor; more than one means that it is tied."""
@@ -115,33 +159,27 @@ class Tree:
     def _held(module: nn.Module, name: str) -> Tensor | None:
         return module._parameters[name] if name in module._parameters else module._buffers.get(name)
 
-    def path(self, module: nn.Module) -> str:
-        """A module's first path."""
-        edges = self.edges(module)
-        return edges[0].path if edges else ""
-
     # ---- edits
 
     def touch(self, module: nn.Module) -> None:
         """Note what a module holds, once, before it is edited."""
         if self.journal is not None and id(module) not in self.journal:
-            held = dict(vars(module))
-            for key, value in held.items():
-                if isinstance(value, (dict, set, list)):
-                    held[key] = value.copy()
-            self.journal[id(module)] = (module, held)
+            state = vars(module)
+            held = {key: value.copy() for key, value in state.items() if value and type(value) in CONTAINERS}
+            self.journal[id(module)] = (module, dict(state), held)
 
-    def put(self, old: nn.Module, new: nn.Module, *, only: Edge | None = None) -> None:
+    def put(self, old: nn.Module, new: nn.Module, *, only: Registration | None = None) -> None:
         """Register one module wherever another is registered, or in just one place."""
-        edges = [only] if only else self.edges(old)
+        places = [only] if only else self.registrations(old)
+        self._cut = self._cut or bool(old._modules) or only is not None or old is self.root
         if old is self.root:
             self.root = new
-        for parent, name, path in edges:
+        for parent, name in places:
             self.touch(parent)
             parent._modules[name] = new
-            self._edges.setdefault(id(new), {})[id(parent), name] = Edge(parent, name, path)
+            self._register(new, parent, name)
         if new._modules:
-            self._index(new, edges[0].path if edges else "")
+            self._index(new)
         if self._slots is not None:
             self._index_tensors(new)
         self.gone.append(old)
@@ -159,15 +197,11 @@ class Tree:
         self.gone.append(old)
 
     def roll_back(self) -> None:
-        """Give every touched module its old attributes back, in the very dicts that it held them in."""
-        for module, held in (self.journal or {}).values():
-            state = vars(module)
-            now = dict(state)
-            state.clear()
-            state.update(held)
-            for key, value in held.items():
-                original = now.get(key)
-                if type(original) is type(value) and isinstance(original, (dict, set, list)):
-                    original.clear()
-                    original.extend(value) if isinstance(original, list) else original.update(value)  # type: ignore[union-attr]
-                    state[key] = original
+        """Give every touched module its old attributes back, in the very containers that it held them in."""
+        for module, state, held in (self.journal or {}).values():
+            vars(module).clear()
+            vars(module).update(state)
+            for key, value in state.items():
+                if type(value) in CONTAINERS and (value or key in held):
+                    value.clear()
+                    getattr(value, "extend" if type(value) is list else "update")(held.get(key, ()))
