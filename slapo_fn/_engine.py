@@ -15,7 +15,7 @@ from torch import nn
 from ._fork import Copier, Fork
 from ._inherit import inherit
 from ._rng import Rng
-from ._text import fold, what
+from ._text import count, fold, what
 from ._tree import Edge, Tree, all_tensors, below, join
 from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
@@ -60,7 +60,8 @@ class Work(Generic[Model]):
     there is one, and goes on, so that all are told at once.
     """
 
-    __enter__ = staticmethod(dict)  # C code, on purpose: a debugger's step-into passes over it and enters the primitive
+    # C code, on purpose: a debugger's step-into passes over it and enters the primitive
+    __enter__: Any = staticmethod(dict)  # pyright: ignore  # pyrefly: ignore
 
     def __init__(self, model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool) -> None:
         self.schedule = _checked(model, schedule)
@@ -175,7 +176,7 @@ class Work(Generic[Model]):
         inside = {id(module) for module in below(old)}
         for key in all_tensors(below(new)):
             lost.pop(key, None)
-        pairs = []
+        pairs: list[tuple[str, str]] = []
         for tensor in lost.values():
             slots = [(id(module) in inside, join(self.tree.path(module), name)) for module, name in self.tree.slots(tensor)]
             mine, others = [path for within, path in slots if within], [path for within, path in slots if not within]
@@ -272,7 +273,8 @@ def _together(problems: list[Problem]) -> ScheduleError:
     for problem in problems:
         text = f"{type(problem.error).__name__}: {problem.error}"
         groups.setdefault((problem.entry, text.replace(problem.path, "…") if problem.path else text), []).append(problem)
-    lines = [f"{len(problems)} problems; nothing was changed"]
+    entries = len({problem.entry for problem in problems})
+    lines = [f"{count(len(problems), 'problem')} in {count(entries, 'entry')}; nothing was changed"]
     for (entry, _), same in groups.items():
         places = ", ".join(fold(one.path or "the root" for one in same)) if same[0].placed else ""
         text = f"{type(same[0].error).__name__}: {same[0].error}".replace("\n", "\n      ")

@@ -48,7 +48,7 @@ class Copier:
 
     def copy(self, value: Any) -> Any:
         """A copy that shares tensors, functions and classes, and keeps sharing inside the value."""
-        kind = type(value)
+        kind: type[Any] = type(value)
         if kind in ATOMS:
             return value
         if isinstance(value, nn.Module):
@@ -168,11 +168,11 @@ class Fork(Copier):
 
     def _fill(self, module: nn.Module) -> None:
         memo = self.memo
-        made = memo[id(module)]
+        made: nn.Module = memo[id(module)]
         state = vars(made)
         state.update(vars(module))
         for key, value in vars(module).items():
-            kind = type(value)
+            kind: type[Any] = type(value)
             if kind in FRESH and not value:
                 state[key] = kind()
             elif kind not in ATOMS:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -73,9 +74,9 @@ class Glob(NamedTuple):
         """Whether the path so far is a whole match."""
         return any(at == len(self.alternatives[number]) for number, at in state)
 
-    def _open(self, positions: object) -> State:
+    def _open(self, positions: Iterable[tuple[int, int]]) -> State:
         found: set[tuple[int, int]] = set()
-        for number, at in positions:  # type: ignore[attr-defined]
+        for number, at in positions:
             segments = self.alternatives[number]
             found.add((number, at))
             while at < len(segments) and segments[at] is DEEP:
@@ -105,7 +106,8 @@ def _braces(text: str, pattern: str) -> list[str]:
         if "}" in text:
             raise PatternError(f"the pattern {pattern!r} closes a brace that was never opened")
         return [text]
-    depth, parts, last = 0, [], start + 1
+    parts: list[str] = []
+    depth, last = 0, start + 1
     for at in range(start, len(text)):
         depth += (text[at] == "{") - (text[at] == "}")
         if text[at] == "," and depth == 1:
@@ -138,7 +140,8 @@ def _segments(text: str, pattern: str) -> list[Segment]:
 def _segment(part: str, pattern: str) -> Segment:
     if not re.search(r"[*\[\]]", part):
         return Segment(part)
-    expression, numbers = "", []
+    expression = ""
+    numbers: list[Numbers] = []
     for piece in re.split(r"(\[[^\[\]]*\]|\*)", part):
         if piece == "*":
             expression += ".*"

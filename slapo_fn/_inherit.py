@@ -3,6 +3,9 @@
     old (eval, bf16, frozen, hooked)   new (train, float32)   ->   new (eval, bf16, frozen, hooked)
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# torch leaves named_modules and some hook tables without types.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -80,7 +83,7 @@ def _tensors(tree: Tree, old: nn.Module, new: nn.Module, fresh: list[nn.Module])
     names = {id(module): path for path, module in new.named_modules()}
     for module in fresh:
         for held, convert in ((module._parameters, True), (module._buffers, False)):
-            tensors: dict[str, Any] = held  # type: ignore[assignment]
+            tensors: dict[str, Any] = held
             for name, tensor in tensors.items():
                 if tensor is None or id(tensor) in known or like is None:
                     continue
@@ -112,7 +115,7 @@ def _like(tensor: Tensor, like: Tensor, dtype: bool, freeze: bool, in_tree: Call
     if not isinstance(tensor, nn.Parameter):
         return moved
     made = nn.Parameter(moved, requires_grad=grad)
-    made.__dict__.update(tensor.__dict__)
+    vars(made).update(vars(tensor))
     return made
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ._find import find, spelled
 from ._glob import parse
-from ._text import fold
+from ._text import count, fold
 from ._tree import join
 from .errors import NoMatchError
 
@@ -75,7 +75,7 @@ def _stopped(
         parts.append(f"It does exist as {', '.join(fold(ends)[:SHOWN])}: write {'**.' + segment!r} for it at any depth.")
     elif close := difflib.get_close_matches(_text_of(prefix, segment, rest), everywhere, 3, 0.6):
         parts.append(f"Near paths: {', '.join(close)}.")
-    parts.append(_listing(f"{where} there are", children))
+    parts.append(_listing("There are", children))
     return " ".join(parts)
 
 
@@ -113,13 +113,16 @@ def _wrong_class(
     modules = [module for _, module in there] or list(root.modules())
     overriding = Counter(m.__class__.__name__ for m in modules if isinstance(m, type))
     if overriding:
+        which = "" if text == "**" else f" that {text!r} matches"
         return (
-            f"no module that {text!r} matches is a {type.__name__} with {type.__name__}'s own forward. Left out, since "
+            f"no module{which} is a {type.__name__} with {type.__name__}'s own forward. Left out, since "
             f"they override it: {_tally(overriding)}; give subclasses=True to take them."
         )
     kinds = Counter(module.__class__.__name__ for module in modules)
     alike = Counter(m.__class__.__name__ for m in modules if _looks_like(m, type))
-    message = f"{text!r} matches {len(modules)} modules, and none is a {type.__name__}."
+    message = f"no module is a {type.__name__}."
+    if text != "**":
+        message = f"{text!r} matches {count(len(modules), 'module')}, and none is a {type.__name__}."
     if alike:
         return f"{message} Look-alikes: {_tally(alike)}."
     return f"{message} They are: {_tally(kinds)}."

@@ -48,8 +48,9 @@ def _cell(frame: FrameType) -> str:
     if interactive is None or (shell := interactive.get_ipython()) is None:
         return ""
     outer: FrameType | None = frame
+    nothing: dict[str, tuple[str, str]] = {}
     while outer is not None:  # the body of a cell magic such as %%time is compiled apart: its cell is further out
-        named = getattr(shell.compile, "format_code_name", lambda _: None)(outer.f_code.co_filename)
+        named = getattr(shell.compile, "format_code_name", nothing.get)(outer.f_code.co_filename)
         if named is not None:
             return str(named[1])
         outer = outer.f_back

@@ -1,5 +1,7 @@
 """Run a forward a second time without writing a key-value cache a second time."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import copy

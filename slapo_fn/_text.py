@@ -53,6 +53,17 @@ def _span(numbers: Sequence[int]) -> str:
     return "{" + ",".join(map(str, ordered)) + "}"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> count(1, "entry"), count(2, "entry"), count(0, "place")
+        ('1 entry', '2 entries', '0 places')
+    """
+    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
 def what(thing: object) -> str:
     """A value, named for a message; never a module's repr."""
     if isinstance(thing, nn.Module):

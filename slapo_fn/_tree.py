@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -38,7 +38,7 @@ def below(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def held_collector() -> Iterator[None]:
+def held_collector() -> Generator[None]:
     """Hold the garbage collector during a burst of objects that are none: it would scan them again and again."""
     collecting = gc.isenabled()
     gc.disable()

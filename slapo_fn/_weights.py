@@ -1,5 +1,8 @@
 """Fill a new module with an old one's tensors, by name: the very tensors, not copies."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# torch leaves named_modules without types.
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -20,7 +23,7 @@ def renewed(parameter: Tensor, *, dtype: torch.dtype | None = None, requires_gra
     if not isinstance(parameter, nn.Parameter):
         return values
     made = nn.Parameter(values, parameter.requires_grad if requires_grad is None else requires_grad)
-    made.__dict__.update(parameter.__dict__)
+    vars(made).update(vars(parameter))
     return made
 
 
@@ -29,7 +32,7 @@ def places(module: nn.Module) -> dict[str, tuple[Held, str]]:
     found: dict[str, tuple[Held, str]] = {}
     for path, one in module.named_modules(remove_duplicate=False):
         for held, skip in ((one._parameters, frozenset[str]()), (one._buffers, one._non_persistent_buffers_set)):
-            table: Held = held  # type: ignore[assignment]
+            table: Held = held
             found.update((join(path, name), (table, name)) for name, t in table.items() if t is not None and name not in skip)
     return found
 
@@ -80,7 +83,7 @@ def clone_rest(made: nn.Module, template: nn.Module) -> None:
     copies: dict[int, Tensor] = {}
     for module in made.modules():
         for held in (module._parameters, module._buffers):
-            table: Held = held  # type: ignore[assignment]
+            table: Held = held
             for name, tensor in table.items():
                 if tensor is not None and id(tensor) in theirs:
                     if id(tensor) not in copies:
@@ -106,4 +109,4 @@ def _unknown(names: Mapping[str, str], wanted: Mapping[str, object]) -> list[str
 
 def _shape(place: tuple[Held, str]) -> str:
     tensor = place[0][place[1]]
-    return "(lazy)" if isinstance(tensor, nn.parameter.UninitializedTensorMixin) else str(tuple(tensor.shape))
+    return "(lazy)" if nn.parameter.is_lazy(tensor) else str(tuple(tensor.shape))

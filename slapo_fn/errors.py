@@ -76,6 +76,9 @@ class ScheduleError(SlapoError, ExceptionGroup[Exception]):
     def __init__(self, message: str, problems: Sequence[Exception]) -> None:
         super().__init__(message, [path for problem in problems for path in getattr(problem, "paths", ())])
 
+    def __str__(self) -> str:
+        return self.message
+
     def derive(self, excs: Sequence[Exception], /) -> ScheduleError:  # type: ignore[override]
         """A part of the group is a group of the same class (`split`, `subgroup` and ``except*`` ask for it)."""
         return ScheduleError(self.message, excs)

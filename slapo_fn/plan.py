@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ._engine import Work, prepare
-from ._text import columns, fold, page
+from ._text import columns, count, fold, page
 from .schedule import Entry, Schedule, shown_args, traits_of
 
 
@@ -60,7 +60,7 @@ class Plan:
         return tuple(step for step in self.steps if step.number == number)
 
     def __repr__(self) -> str:
-        head = f"Plan for {self.model}: {len(self.schedule)} entries, {len(self.steps)} places"
+        head = f"Plan for {self.model}: {count(len(self.schedule), 'entry')}, {count(len(self.steps), 'place')}"
         if self.order != tuple(range(len(self.order))):
             head += f"; order of execution {', '.join(map(str, self.order))}"
         lines = [head, *columns(row for number in self.order for row in self._rows(number))]
@@ -116,7 +116,7 @@ def plan(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Plan:
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.GELU())
         >>> print(slapo.plan(net, slapo.replace(slapo.Schedule(), nn.GELU, nn.ReLU())))  # doctest: +ELLIPSIS
-        Plan for Sequential: 1 entries, 1 places
+        Plan for Sequential: 1 entry, 1 place
           0  replace  1: GELU -> ReLU  new=ReLU(…)  ...
     """
     for entry, site in (work := prepare(model, schedule)):

@@ -151,15 +151,15 @@ class Schedule(tuple[Entry[Any], ...]):
     @overload
     def __getitem__(self, which: slice) -> Schedule: ...
     def __getitem__(self, which: SupportsIndex | slice) -> Entry[Any] | Schedule:
-        found = tuple.__getitem__(self, which)
-        return Schedule(found) if isinstance(which, slice) else found  # type: ignore[arg-type, return-value]
+        found: Any = super().__getitem__(which)
+        return Schedule(found) if isinstance(which, slice) else found
 
     @overload
     def __add__(self, other: tuple[Entry[Any], ...]) -> Schedule: ...
     @overload
     def __add__(self, other: tuple[B, ...]) -> tuple[Entry[Any] | B, ...]: ...
     def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return Schedule(tuple.__add__(self, other))
+        return Schedule(super().__add__(other))
 
     def __repr__(self) -> str:
         rows = [
@@ -207,7 +207,7 @@ def add(schedule: Schedule, target: Target[M], primitive: Callable[[Site[M], A],
     return Schedule((*schedule, entry))
 
 
-def checked(schedule: object) -> Schedule:
+def checked(schedule: Any) -> Schedule:
     """The schedule, if it is one.
 
     Raises:
@@ -217,11 +217,11 @@ def checked(schedule: object) -> Schedule:
         return schedule
     if isinstance(schedule, nn.Module):
         reason = "a builder takes a schedule first and never the model: sch = slapo.checkpoint(sch, …)"
-    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):
+    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):  # pyright: ignore[reportUnknownVariableType]
         reason = "make the tuple of entries a schedule: Schedule(entries)"
     else:
         reason = "start with sch = slapo.Schedule(), and give it first: sch = slapo.checkpoint(sch, target)"
-    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")
+    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")  # pyright: ignore[reportUnknownArgumentType]
 
 
 def drop(schedule: Schedule, *which: int | str) -> Schedule:
@@ -277,12 +277,11 @@ def entries(schedule: Iterable[Entry[Any]], args: type[A]) -> tuple[Entry[A], ..
 def _numbers(schedule: Schedule, which: Iterable[int | str]) -> set[int]:
     found: set[int] = set()
     for one in which:
+        numbers: list[int] = []
         if isinstance(one, str):
             numbers = [number for number, entry in enumerate(checked(schedule)) if entry.label == one]
         elif isinstance(one, int) and not isinstance(one, bool) and -len(schedule) <= one < len(schedule):
             numbers = [one % len(schedule)]
-        else:
-            numbers = []
         if not numbers:
             labels = [entry.label for entry in schedule if entry.label]
             known = f"; its labels are {', '.join(map(repr, labels))}" if labels else ""

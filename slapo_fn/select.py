@@ -25,7 +25,7 @@ from ._rules import (
     Maybe,
     Picked,
     Rule,
-    Site,
+    Site as Site,
     Sliced,
     Without,
 )
@@ -136,7 +136,7 @@ class Selection(Generic[M_co]):
         rule = _part(self.selector.rule, which)
         if isinstance(which, slice):
             return _look_up(self.model, Selector(rule))
-        site = Site(*self.sites[which])
+        site: Site[M_co] = Site(*self.sites[which])
         site.rule = rule
         return site
 
@@ -152,7 +152,7 @@ class Selection(Generic[M_co]):
     def __invert__(self) -> Selection[nn.Module]:
         return _look_up(self.model, ~self.selector)
 
-    def _with(self, other: object, combine: Callable[[Selector[Any], Selector[Any]], Selector[Any]]) -> Selection[Any]:
+    def _with(self, other: Selection[Any], combine: Callable[[Selector[Any], Selector[Any]], Selector[Any]]) -> Selection[Any]:
         if not isinstance(other, Selection):
             raise ArgumentError(f"a selection combines with another selection, not with {what(other)}")
         if other.model is not self.model:
@@ -160,7 +160,7 @@ class Selection(Generic[M_co]):
         return _look_up(self.model, combine(self.selector, other.selector))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)
+        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]
 
     def __hash__(self) -> int:
         return hash(self.selector)
@@ -288,7 +288,7 @@ def at(model: Root, choose: Callable[[Root], Iterable[N]]) -> Selection[N]:
     chosen = choose(model)
     if isinstance(chosen, nn.Module):
         raise ArgumentError(f"the function gave one {type(chosen).__name__}; give a list: lambda m: [m.…]")
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths: dict[int, str] = {id(module): path for path, module in model.named_modules()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     modules = list(chosen)
     strange = [module for module in modules if id(module) not in paths]
     if strange:
@@ -340,7 +340,8 @@ def as_selector(target: Target[M]) -> Selector[M]:
     if isinstance(target, Site):
         return Selector(target.rule or Exact((target.path,)))
     if isinstance(target, (str, re.Pattern, list)) or (isinstance(target, tuple) and not isinstance(target, nn.Module)):
-        return where(target)
+        rule: Selector[Any] = where(target)
+        return rule
     if isinstance(target, type) and issubclass(target, nn.Module):
         return where(type=target)
     hint = "; give its path, or at(model, lambda m: [m.…])" if isinstance(target, nn.Module) else ""
@@ -353,7 +354,7 @@ def _look_up(model: nn.Module, selector: Selector[N]) -> Selection[N]:
     return Selection(model, selector.resolve(model), selector)
 
 
-def _part(rule: Rule, which: object) -> Rule:
+def _part(rule: Rule, which: int | slice) -> Rule:
     if isinstance(which, slice):
         if which.step == 0:
             raise ArgumentError("a slice's step is not 0")
@@ -363,7 +364,7 @@ def _part(rule: Rule, which: object) -> Rule:
     raise ArgumentError(f"an index is an int or a slice, not {what(which)}; a path is selected with select(model, path)")
 
 
-def _rule(other: object) -> Rule:
+def _rule(other: Selector[Any] | Selection[Any]) -> Rule:
     if isinstance(other, (Selector, Selection)):
         return (other if isinstance(other, Selector) else other.selector).rule
     raise ArgumentError(f"a selector combines with another selector, not with {what(other)}")

@@ -65,7 +65,7 @@ def annotate(schedule: Schedule, target: Target[M], names: str, key: str, value:
 def annotate_at(site: Site[nn.Module], args: AnnotateArgs) -> nn.Module:
     """Lower one `annotate` entry at one place."""
     for dotted, _, _, tensor in named_tensors(site.path, site.module, args.names):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise MisfitError(f"{dotted} has no shape yet (a lazy module): run the model once before you annotate it")
         made = renewed(tensor)
         setattr(made, args.key, args.value)

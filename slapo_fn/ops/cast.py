@@ -66,7 +66,7 @@ def cast_at(site: Site[nn.Module], args: CastArgs) -> nn.Module:
             continue
         if args.names == "**" and name in holder._non_persistent_buffers_set:
             continue
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise MisfitError(f"{dotted} has no shape yet (a lazy module): run the model once before you cast it")
         site.renew(tensor, renewed(tensor, dtype=args.dtype))
     return site.module

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import checkpoint as torch_checkpoint  # pyright: ignore[reportUnknownVariableType]
 from torch.utils.checkpoint import noop_context_fn
 from typing_extensions import NamedTuple
 
@@ -109,14 +109,18 @@ class Checkpointed(Forward):
         settings = self.args
         if settings.use_reentrant:  # it takes no keywords, and sees gradients of positional tensors only
             names = tuple(kwargs)
-            return torch_checkpoint(
-                lambda *flat: run(*flat[: len(flat) - len(names)], **dict(zip(names, flat[len(flat) - len(names) :], strict=True))),
+
+            def run_flat(*flat: Any) -> Any:
+                return run(*flat[: len(flat) - len(names)], **dict(zip(names, flat[len(flat) - len(names) :], strict=True)))
+
+            return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
+                run_flat,
                 *args,
                 *kwargs.values(),
                 use_reentrant=True,
                 preserve_rng_state=settings.preserve_rng_state,
             )
-        return torch_checkpoint(
+        return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
             run,
             *args,
             use_reentrant=False,

@@ -25,7 +25,8 @@ class FreezeArgs(NamedTuple):
 def freeze(schedule: Schedule, target: Target[M], names: str = "**") -> Schedule:
     """Take the parameters of each selected module, and of all below it, out of training.
 
-    A tied parameter is one parameter: it is frozen under all its names.
+    It has its turn among the structural entries, in the order as written: what a later entry adds is trainable, and what
+    it puts in a frozen module's place is frozen, too. A tied parameter is one parameter: it is frozen under all its names.
 
     Args:
         schedule: The schedule so far.
@@ -76,13 +77,13 @@ def unfreeze(schedule: Schedule, target: Target[M], names: str = "**") -> Schedu
     return add(schedule, target, freeze_at, FreezeArgs(checked_names(names), requires_grad=True))
 
 
-@traits(Phase.NUMERICS, overrides=lambda earlier, later: earlier.names == later.names)
+@traits(Phase.STRUCTURE, overrides=lambda earlier, later: earlier.names == later.names)
 def freeze_at(site: Site[nn.Module], args: FreezeArgs) -> nn.Module:
     """Lower one `freeze` or `unfreeze` entry at one place."""
     for dotted, _, _, tensor in named_tensors(site.path, site.module, args.names):
         if not isinstance(tensor, nn.Parameter) or tensor.requires_grad == args.requires_grad:
             continue
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise MisfitError(f"{dotted} has no shape yet (a lazy module): run the model once before you freeze it")
         site.renew(tensor, renewed(tensor, requires_grad=args.requires_grad))
     return site.module

@@ -3,6 +3,8 @@
     y = block(x)   ->   y = block(x); see("h.0", y)
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
