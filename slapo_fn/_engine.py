@@ -61,7 +61,7 @@ class Work(Generic[Model]):
     """
 
     # C code, on purpose: a debugger's step-into passes over it and enters the primitive
-    __enter__: Any = staticmethod(dict)  # pyright: ignore  # pyrefly: ignore
+    __enter__: Any = staticmethod(dict)  # pyright: ignore[reportUnknownVariableType]  # pyrefly: ignore[bad-argument-type]
 
     def __init__(self, model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool) -> None:
         self.schedule = _checked(model, schedule)

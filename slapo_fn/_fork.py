@@ -6,6 +6,8 @@ It gives what ``copy.deepcopy(model, {id(t): t for t in tensors})`` gives, at a 
 `nn.Module` holds in its ``__dict__`` and leaves to `deepcopy` only the objects that it does not know.
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import copy
@@ -48,7 +50,7 @@ class Copier:
 
     def copy(self, value: Any) -> Any:
         """A copy that shares tensors, functions and classes, and keeps sharing inside the value."""
-        kind: type[Any] = type(value)
+        kind = type(value)
         if kind in ATOMS:
             return value
         if isinstance(value, nn.Module):
@@ -172,7 +174,7 @@ class Fork(Copier):
         state = vars(made)
         state.update(vars(module))
         for key, value in vars(module).items():
-            kind: type[Any] = type(value)
+            kind = type(value)
             if kind in FRESH and not value:
                 state[key] = kind()
             elif kind not in ATOMS:

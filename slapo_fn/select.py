@@ -160,7 +160,7 @@ class Selection(Generic[M_co]):
         return _look_up(self.model, combine(self.selector, other.selector))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]
+        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]  # pyright: ignore[reportUnknownMemberType]
 
     def __hash__(self) -> int:
         return hash(self.selector)
@@ -288,7 +288,8 @@ def at(model: Root, choose: Callable[[Root], Iterable[N]]) -> Selection[N]:
     chosen = choose(model)
     if isinstance(chosen, nn.Module):
         raise ArgumentError(f"the function gave one {type(chosen).__name__}; give a list: lambda m: [m.…]")
-    paths: dict[int, str] = {id(module): path for path, module in model.named_modules()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    named: Iterable[tuple[str, nn.Module]] = model.named_modules()
+    paths = {id(module): path for path, module in named}
     modules = list(chosen)
     strange = [module for module in modules if id(module) not in paths]
     if strange:
