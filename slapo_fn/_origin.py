@@ -49,7 +49,6 @@ def _cell(frame: FrameType) -> str:
         return ""
     outer: FrameType | None = frame
     nothing: dict[str, tuple[str, str]] = {}
-    nothing: dict[str, tuple[str, str]] = {}
     while outer is not None:  # the body of a cell magic such as %%time is compiled apart: its cell is further out
         named = getattr(shell.compile, "format_code_name", nothing.get)(outer.f_code.co_filename)
         if named is not None:

@@ -18,7 +18,7 @@ class Rng:
 
     def __init__(self) -> None:
         self.generators = [torch.default_generator]
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.generators += list(torch.cuda.default_generators)
         self.states = [generator.get_state() for generator in self.generators]
         self.python = random.getstate()

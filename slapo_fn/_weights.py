@@ -3,9 +3,6 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch leaves named_modules without types.
 
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
-# torch leaves named_modules without types.
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -57,7 +59,12 @@ class Plan:
 
     def of(self, number: int) -> tuple[Step, ...]:
         """The steps of one entry."""
-        return tuple(step for step in self.steps if step.number == number)
+        return self._by_number.get(number, ())
+
+    @cached_property
+    def _by_number(self) -> dict[int, tuple[Step, ...]]:
+        steps = sorted(self.steps, key=lambda step: step.number)
+        return {number: tuple(group) for number, group in groupby(steps, key=lambda step: step.number)}
 
     def __repr__(self) -> str:
         head = f"Plan for {self.model}: {count(len(self.schedule), 'entry')}, {count(len(self.steps), 'place')}"
@@ -134,29 +141,35 @@ def _recorded(work: Work[nn.Module]) -> Plan:
     for number, path, reason in work.skipped:
         skipped.setdefault((number, reason), []).append(path)
     told = [(number, f"{', '.join(fold(filter(None, paths)))} {reason}".strip()) for (number, reason), paths in skipped.items()]
+    by_path: dict[str, list[int]] = {}
+    for at, row in enumerate(work.rows):
+        by_path.setdefault(row.path, []).append(at)
     steps = tuple(
-        Step(row.number, work.schedule[row.number].name, *row[1:5], _overridden_by(work, at)) for at, row in enumerate(work.rows)
+        Step(row.number, work.schedule[row.number].name, *row[1:5], _overridden_by(work, at, by_path))
+        for at, row in enumerate(work.rows)
     )
     work.rng.restore()
     problems = tuple(problem.error for problem in work.problems)
     return Plan(type(work.given).__name__, work.schedule, tuple(work.order), steps, (*left_out, *told), problems)
 
 
-def _overridden_by(work: Work[nn.Module], at: int) -> int | None:
+def _overridden_by(work: Work[nn.Module], at: int, by_path: Mapping[str, list[int]]) -> int | None:
     """The later entry that makes a row void: it overrides the same module, or has put that module out of the tree."""
     row = work.rows[at]
     mine = work.schedule[row.number]
     overrides = traits_of(mine.primitive).overrides
     gone = not work.tree.holds(row.module)
-    for later in work.rows[at + 1 :]:
+    for later in (work.rows[other] for other in by_path[row.path] if other > at):
         theirs = work.schedule[later.number]
-        same_place = later.path == row.path
-        if same_place and overrides and theirs.primitive is mine.primitive and overrides(mine.args, theirs.args):
+        if overrides and theirs.primitive is mine.primitive and overrides(mine.args, theirs.args):
             return later.number
-        if gone and later.module is not row.module and (same_place or _inside(row.path, later.path)):
+        if gone and later.module is not row.module:
             return later.number
-    return None
+    above = [other for path in _above(row.path) for other in by_path.get(path, ()) if other > at] if gone else []
+    return work.rows[min(above)].number if above else None
 
 
-def _inside(path: str, above: str) -> bool:
-    return above == "" or path.startswith(above + ".")
+def _above(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path

@@ -217,11 +217,11 @@ def checked(schedule: Any) -> Schedule:
         return schedule
     if isinstance(schedule, nn.Module):
         reason = "a builder takes a schedule first and never the model: sch = slapo.checkpoint(sch, …)"
-    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):  # pyright: ignore[reportUnknownVariableType]  # pyright: ignore[reportUnknownVariableType]
+    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):  # pyright: ignore[reportUnknownVariableType]
         reason = "make the tuple of entries a schedule: Schedule(entries)"
     else:
         reason = "start with sch = slapo.Schedule(), and give it first: sch = slapo.checkpoint(sch, target)"
-    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")  # pyright: ignore[reportUnknownArgumentType]  # pyright: ignore[reportUnknownArgumentType]
+    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")  # pyright: ignore[reportUnknownArgumentType]
 
 
 def drop(schedule: Schedule, *which: int | str) -> Schedule:
@@ -277,7 +277,7 @@ def entries(schedule: Iterable[Entry[Any]], args: type[A]) -> tuple[Entry[A], ..
 def _numbers(schedule: Schedule, which: Iterable[int | str]) -> set[int]:
     found: set[int] = set()
     for one in which:
-        numbers = []
+        numbers: list[int] = []
         if isinstance(one, str):
             numbers = [number for number, entry in enumerate(checked(schedule)) if entry.label == one]
         elif isinstance(one, int) and not isinstance(one, bool) and -len(schedule) <= one < len(schedule):

@@ -160,7 +160,7 @@ class Selection(Generic[M_co]):
         return _look_up(self.model, combine(self.selector, other.selector))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]  # pyright: ignore[reportUnknownMemberType]
+        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]
 
     def __hash__(self) -> int:
         return hash(self.selector)
