@@ -1,5 +1,8 @@
 """A schedule: an immutable tuple of entries ``(selector, primitive, args)``. Data only; nothing here touches a model."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# A check of what is no schedule meets tuples of anything.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -217,11 +220,11 @@ def checked(schedule: Any) -> Schedule:
         return schedule
     if isinstance(schedule, nn.Module):
         reason = "a builder takes a schedule first and never the model: sch = slapo.checkpoint(sch, …)"
-    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):  # pyright: ignore[reportUnknownVariableType]
+    elif isinstance(schedule, tuple) and schedule and all(isinstance(one, Entry) for one in schedule):
         reason = "make the tuple of entries a schedule: Schedule(entries)"
     else:
         reason = "start with sch = slapo.Schedule(), and give it first: sch = slapo.checkpoint(sch, target)"
-    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")  # pyright: ignore[reportUnknownArgumentType]
+    raise ArgumentError(f"the first argument is {what(schedule)}, not a schedule; {reason}")
 
 
 def drop(schedule: Schedule, *which: int | str) -> Schedule:

@@ -1,5 +1,8 @@
 """Which modules: rules by path, class and predicate, looked up on a model or kept for later."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# torch leaves named_modules without types, and a check of what is no selection meets those of anything.
+
 from __future__ import annotations
 
 import builtins
@@ -160,7 +163,7 @@ class Selection(Generic[M_co]):
         return _look_up(self.model, combine(self.selector, other.selector))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)  # pyright: ignore[reportUnknownMemberType]
+        return isinstance(other, Selection) and (self.sites, self.selector) == (other.sites, other.selector)
 
     def __hash__(self) -> int:
         return hash(self.selector)
@@ -288,8 +291,7 @@ def at(model: Root, choose: Callable[[Root], Iterable[N]]) -> Selection[N]:
     chosen = choose(model)
     if isinstance(chosen, nn.Module):
         raise ArgumentError(f"the function gave one {type(chosen).__name__}; give a list: lambda m: [m.…]")
-    named: Iterable[tuple[str, nn.Module]] = model.named_modules()
-    paths = {id(module): path for path, module in named}
+    paths = {id(module): path for path, module in model.named_modules()}
     modules = list(chosen)
     strange = [module for module in modules if id(module) not in paths]
     if strange:

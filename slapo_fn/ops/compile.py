@@ -3,6 +3,9 @@
     y = block(x)   ->   y = torch.compile(block)(x)
 """
 
+# pyright: reportUnknownMemberType=false
+# torch.compile is only partly typed.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -67,7 +70,7 @@ def compile(
         >>> torch.equal(fast(torch.ones(1, 2)), net(torch.ones(1, 2)))
         True
     """
-    if isinstance(backend, str) and backend not in (known := torch.compiler.list_backends(exclude_tags=())):  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(backend, str) and backend not in (known := torch.compiler.list_backends(exclude_tags=())):
         raise ArgumentError(f"torch.compile has no backend {backend!r}; it has {', '.join(known)}")
     if not callable(backend) and not isinstance(backend, str):
         raise ArgumentError(f"a backend is a name or a function, not {what(backend)}")
@@ -104,5 +107,5 @@ class Compiled(Forward):
             run = self.inner or type(self.module).forward.__get__(self.module)
             options = self.args.options
             settings: dict[str, Any] = {**self.args._asdict(), "options": None if options is None else dict(options)}
-            self.compiled = torch.compile(run, **settings)  # pyright: ignore[reportUnknownMemberType]
+            self.compiled = torch.compile(run, **settings)
         return self.compiled(*args, **kwargs)
