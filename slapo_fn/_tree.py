@@ -80,7 +80,7 @@ class Tree:
     """
 
     def __init__(self, root: nn.Module, *, keep_journal: bool = False) -> None:
-        self.root = root
+        self.root: nn.Module = root
         self.replaced: dict[int, nn.Module] = {}
         self.shared: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
         self.gone: list[nn.Module | Tensor] = []  # keeps what was put out alive, so that no id is used twice
