@@ -44,13 +44,18 @@ class Case(NamedTuple):
     run: Callable[[Any], object]
 
 
-def in_turn(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
-    """Time the cases round by round, in seconds, after one round that is not counted.
+def in_turn(cases: dict[str, Case], rounds: int, *, warm_up: int = 1) -> dict[str, list[float]]:
+    """Time the cases round by round, in seconds; the order turns with each round.
 
     Garbage is collected before each timed part, and the collector is on within it, as it is for a user.
+
+    Args:
+        cases: What to time, by name.
+        rounds: How many times to time each.
+        warm_up: How many rounds come before those that count.
     """
     times: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
+    for number in range(-warm_up, rounds):
         names = list(cases)
         for name in names if number % 2 else reversed(names):
             given = cases[name].prepare()
@@ -59,7 +64,7 @@ def in_turn(cases: dict[str, Case], rounds: int) -> dict[str, list[float]]:
             kept = cases[name].run(given)
             took = perf_counter() - start
             del kept, given
-            if number:
+            if number >= 0:
                 times[name].append(took)
     return times
 

@@ -32,7 +32,7 @@ def rows() -> Iterator[Row]:
     by_index = _each([slapo.where(type=nn.GELU)[0] for _ in range(WIDE)])
     for name, many, target in (("by path", by_path, 3.0), ("by path and class", by_class, 3.0), ("by class and index", by_index, None)):
         cases = {key: Case(reset, lambda model, sch=sch: slapo.apply(model, sch)) for key, sch in (("one", one), ("many", many))}
-        times = in_turn(cases, 15)
+        times = in_turn(cases, 9)
         value = ratio(times, "many", "one")
         note = f"{ms(times['many'])} over {ms(times['one'])}"
         if target is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ._measure import Row, ms
 
-PAIRS = 9
+PAIRS = 7
 CODE = """
 import sys
 from time import perf_counter

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterator
 
 from ._measure import Case, Row, in_turn
-from ._tree import HAND, Reset, Stack, by_hand
+from ._tree import HAND, Reset, by_hand, grown
 from .swap import in_place, pure
 
-SIZES = {100: 25, 1_000: 5, 10_000: 2}  # blocks, and rounds each time
-VISITS = 3
+SIZES = {100: 20, 1_000: 5, 10_000: 1}  # blocks, and rounds each time
+VISITS = 2
 
 
 def rows() -> Iterator[Row]:
@@ -20,8 +20,9 @@ def rows() -> Iterator[Row]:
     taken: dict[str, dict[int, list[float]]] = {name: {size: [] for size in SIZES} for name in runs}
     for _ in range(VISITS):
         for size, rounds in SIZES.items():
-            reset = Reset(Stack(size))
-            for name, times in in_turn({name: Case(reset, run) for name, run in runs.items()}, rounds).items():
+            reset = Reset(grown(size))
+            cases = {name: Case(reset, run) for name, run in runs.items()}
+            for name, times in in_turn(cases, rounds, warm_up=min(1, rounds - 1)).items():
                 taken[name][size] += [time / (12 * size + 1) * 1e6 for time in times]
             del reset
             gc.collect()

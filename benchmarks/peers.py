@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ._measure import Case, Row, in_turn, ms, ratio
-from ._tree import HAND, Reset, Stack, by_hand, swish
+from ._tree import HAND, Reset, by_hand, grown, swish
 from .swap import pure
 
 
@@ -41,7 +41,7 @@ def by_ao(model: nn.Module) -> nn.Module:
 
 def rows() -> Iterator[Row]:
     """Time each that is there beside the loop."""
-    reset = Reset(Stack(1000))
+    reset = Reset(grown(1000))
     for _, _, gelu in reset.places:
         gelu.qconfig = "any"  # what torch.ao takes for "replace me"
     cases = {

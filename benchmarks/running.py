@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import slapo_fn as slapo
 
 from ._measure import Row, middle, pairs
-from ._tree import MLP, Block
+from ._tree import MLP
 from .swap import sharing_deepcopy
 
 WIDTH, TOKENS = 256, 64
@@ -50,25 +50,25 @@ def rows() -> Iterator[Row]:
 
 
 def _checkpoint() -> Iterator[Row]:
-    block, x = Block(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH, requires_grad=True)
+    block, x = MLP(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH, requires_grad=True)
     ours = slapo.apply(block, slapo.checkpoint(slapo.Schedule(), ""))
-    yield _row("checkpoint, forward and backward", _trains(ours, x), _trains(ByHand(sharing_deepcopy(block)), x), 400, "torch.utils.checkpoint in a wrapper")
+    yield _row("checkpoint, forward and backward", _trains(ours, x), _trains(ByHand(sharing_deepcopy(block)), x), 600, "torch.utils.checkpoint in a wrapper")
 
 
 def _hook() -> Iterator[Row]:
     mlp, x = MLP(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH)
     ours, theirs = slapo.apply(mlp, slapo.hook(slapo.Schedule(), "", forward=double)), sharing_deepcopy(mlp)
     theirs.register_forward_hook(double)
-    yield _row("hook, forward", _infers(ours, x), _infers(theirs, x), 1500, "register_forward_hook")
+    yield _row("hook, forward", _infers(ours, x), _infers(theirs, x), 1200, "register_forward_hook")
 
 
 def _compile() -> Iterator[Row]:
-    block, x = Block(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH)
+    block, x = MLP(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH)
     for name, compiled in (("module.compile()", _compiled_in_place), ("torch.compile(module)", _compiled_apart)):
         torch._dynamo.reset()
         ours = slapo.apply(block, slapo.compile(slapo.Schedule(), "", backend=BACKEND))
         theirs = compiled(sharing_deepcopy(block))
-        yield _row(f"compile, forward, backend {BACKEND}", _infers(ours, x), _infers(theirs, x), 1500, name)
+        yield _row(f"compile, forward, backend {BACKEND}", _infers(ours, x), _infers(theirs, x), 1200, name)
     torch._dynamo.reset()
 
 

@@ -10,9 +10,9 @@ from torch import nn
 import slapo_fn as slapo
 
 from ._measure import Case, Row, in_turn, ms, ratio
-from ._tree import HAND, Reset, Stack, by_hand, swish
+from ._tree import HAND, Reset, by_hand, grown, swish
 
-ROUNDS = 9
+ROUNDS = 7
 
 
 def sharing_deepcopy(model: nn.Module) -> nn.Module:
@@ -32,7 +32,7 @@ def in_place(model: nn.Module) -> nn.Module:
 
 def rows() -> Iterator[Row]:
     """Time the loop, a deepcopy with the loop, and apply both ways."""
-    reset = Reset(Stack(1000))
+    reset = Reset(grown(1000))
     count = sum(1 for _ in reset.model.modules())
     _check(reset)
     times = in_turn({HAND: Case(reset, by_hand), "pure": Case(reset, pure), "in place": Case(reset, in_place)}, ROUNDS)
