@@ -22,7 +22,7 @@ import pytest
 pytestmark = pytest.mark.editor
 
 HERE = Path(__file__).parent
-ROOT = Path(os.environ.get("SLAPO_FN_ROOT", HERE.parents[1]))
+ROOT = HERE.parents[1]
 BIN = Path(sys.executable).parent
 TYPED = HERE / "typed"
 CHECKERS = ["mypy", "pyright", "pyrefly", "ty"]
@@ -102,12 +102,14 @@ def test_what_is_wrong_is_refused(checker: str) -> None:
 
 
 def test_every_public_symbol_has_a_known_type() -> None:
+    # In this mode pyright asks the `python` that it finds on the path, and none else, where packages are.
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     run = subprocess.run(
-        [str(BIN / "pyright"), "--verifytypes", "slapo_fn", "--ignoreexternal", "--outputjson", "--pythonpath", sys.executable],
+        [str(BIN / "pyright"), "--verifytypes", "slapo_fn", "--ignoreexternal", "--outputjson"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        cwd=HERE,
         check=False,
     )
     report = json.loads(run.stdout[run.stdout.index("{") :])["typeCompleteness"]
