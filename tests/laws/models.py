@@ -380,7 +380,7 @@ def traced() -> nn.Module:
 class Hostile(nn.Module):
     """Names that collide with paths, with digits, and with words of nn.Module."""
 
-    NAMES = ("0", "a.b", "10", "output", "module", "forward", "training", "a b", "é", "*", "[0]")
+    NAMES = ("0", "a.b", "10", "output", "module", "forward", "a b", "é", "*", "[0]")
 
     def __init__(self) -> None:
         super().__init__()
@@ -484,7 +484,7 @@ MODELS = (
     Model("recurrent", Recurrent, x_BTD, "*", "head"),
     Model("attention", attention, x_BTD, ["", "self_attn", "norm1", "linear1"], "linear{1,2}"),
     Model("traced", traced, x_BTD, ["*", "0.0"], "1"),
-    Model("hostile names", Hostile, x_BTD, "**", "{0,a.b,10,output,module,forward,training,a b,é}"),
+    Model("hostile names", Hostile, x_BTD, "**", "{0,a.b,10,output,module,forward,a b,é}"),
     Model("delegating", delegating, x_BTD, ["*", "0.inner"], "0.inner"),
     Model("referring", Referring, x_BTD, ["", "one", "two", "three"], "{one,two,three}"),
     Model("structured", Calling, x_BTD, ["", "body"], "body.body"),

@@ -1,0 +1,133 @@
+"""Law 4: names, classes, signatures, saving and copying are the plain model's; copies run on their own weights."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import slapo_fn as slapo
+
+from .look import assert_same, look, names, run
+from .models import MODELS, Model
+from .table import PAIRS, Primitive, named
+
+QUIET = [pair for pair in PAIRS if not pair[0].restructures]
+STACK = Primitive(
+    "compile and checkpoint",
+    lambda s, t: slapo.checkpoint(slapo.compile(slapo.freeze(s, t), t, backend="eager"), t),
+    tensors=True,
+)
+
+
+def saved(model: nn.Module) -> Any:
+    """A copy through a file."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES: dict[str, Callable[[nn.Module], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": saved,
+}
+
+
+@pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
+def test_names_classes_signatures_and_modes_stay(primitive: Primitive, row: Model) -> None:
+    model = row.make()
+    expected, result = names(row.make()), slapo.apply(model, primitive.schedule(row))
+    assert names(result) == expected
+    for (_, mine), (_, theirs) in zip(result.named_modules(), model.named_modules(), strict=True):
+        assert isinstance(mine, type(theirs).__mro__[1 if row.name == "traced" else 0])
+
+
+@pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
+def test_a_state_dict_loads_both_ways(primitive: Primitive, row: Model) -> None:
+    if row.lazy:
+        return
+    plain, result = row.make(), slapo.apply(row.make(), primitive.schedule(row))
+    plain.load_state_dict(result.state_dict())
+    result.load_state_dict(row.make().state_dict())
+    assert list(result.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_the_result_looks_the_same_wherever_the_plain_model_can_be_copied(
+    way: str, primitive: Primitive, row: Model
+) -> None:
+    try:
+        COPIES[way](row.make())
+    except Exception:
+        return  # what the plain model cannot, its transformed self need not
+    result = slapo.apply(row.make(), primitive.schedule(row))
+    again = COPIES[way](result)
+    assert not {id(m) for m in again.modules()} & {id(m) for m in result.modules()}
+    assert look(again) == look(result)
+
+
+@pytest.mark.parametrize("row", [row for row in MODELS if not row.lazy], ids=named)
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_the_result_runs_on_its_own_weights(way: str, row: Model) -> None:
+    try:
+        COPIES[way](row.make())
+    except Exception:
+        return
+    result = slapo.apply(row.make(), STACK.schedule(row))
+    again = COPIES[way](result)
+    with torch.no_grad():
+        for tensor in (*result.parameters(), *result.buffers()):
+            tensor.zero_()
+    expected = run(slapo.apply(row.make(), STACK.schedule(row)), row)
+    assert_same(run(again, row), expected, 1e-6)
+
+
+@pytest.mark.parametrize("row", [row for row in MODELS if not row.lazy], ids=named)
+def test_the_result_outlives_the_input_and_runs_on_its_own_modules(row: Model) -> None:
+    model = row.make()
+    result = slapo.apply(model, STACK.schedule(row))
+    for module in model.modules():  # break the original's structure, not its tensors
+        module._parameters, module._buffers, module._modules = {}, {}, {}
+    assert_same(run(result, row), run(slapo.apply(row.make(), STACK.schedule(row)), row))
+
+
+@pytest.mark.parametrize("row", [row for row in MODELS if not row.lazy], ids=named)
+def test_functional_call_reaches_through_the_layers(row: Model) -> None:
+    result = slapo.apply(row.make(), slapo.checkpoint(slapo.Schedule(), row.places))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in result.named_parameters()}
+    if not zeros or row.name in ("recurrent", "old spectral norm"):
+        return  # an LSTM keeps its parameters apart; a norm of zeros is no number
+    got = torch.func.functional_call(result, zeros, tuple(row.inputs()))
+    wanted = torch.func.functional_call(row.make(), zeros, tuple(row.inputs()))
+    for mine, theirs in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_block_can_be_copied_out_of_the_result() -> None:
+    row = MODELS[0]
+    result = slapo.apply(row.make(), STACK.schedule(row))
+    block = copy.deepcopy(result[0])
+    expected = block(*row.inputs()) if block.eval() else None
+    with torch.no_grad():
+        for tensor in result.parameters():
+            tensor.zero_()
+    assert torch.equal(block(*row.inputs()), expected)
+
+
+def test_an_attribute_is_written_and_read_as_on_the_plain_model() -> None:
+    row = MODELS[0]
+    result = slapo.apply(row.make(), STACK.schedule(row))
+    result[0].scale = 3
+    result[0].extra = nn.Linear(2, 2)
+    result[0].norm.weight = nn.Parameter(torch.zeros(4))
+    assert (result[0].scale, "0.extra.weight" in result.state_dict()) == (3, True)
+    assert result[0](*row.inputs()).isfinite().all()
