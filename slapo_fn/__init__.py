@@ -11,10 +11,25 @@ one `apply` pass that leaves the given model as it was.
     fast = slapo.apply(model, sch)
 """
 
+# By their full names: a relative import would bring in the submodule of the same name beside the function, and an
+# editor would go to both.
+from slapo_fn.apply import apply as apply
+from slapo_fn.plan import Plan as Plan
+from slapo_fn.plan import Step as Step
+from slapo_fn.plan import plan as plan
+from slapo_fn.select import Selection as Selection
+from slapo_fn.select import Selector as Selector
+from slapo_fn.select import Site as Site
+from slapo_fn.select import Target as Target
+from slapo_fn.select import at as at
+from slapo_fn.select import exactly as exactly
+from slapo_fn.select import optional as optional
+from slapo_fn.select import select as select
+from slapo_fn.select import where as where
+
 from ._catalog import Primitive as Primitive
 from ._catalog import primitives as primitives
 from ._origin import Origin as Origin
-from .apply import apply as apply
 from .errors import ArgumentError as ArgumentError
 from .errors import CountError as CountError
 from .errors import ForkError as ForkError
@@ -44,9 +59,6 @@ from .ops.probe import ProbeArgs as ProbeArgs
 from .ops.probe import probe as probe
 from .ops.replace import ReplaceArgs as ReplaceArgs
 from .ops.replace import replace as replace
-from .plan import Plan as Plan
-from .plan import Step as Step
-from .plan import plan as plan
 from .schedule import Entry as Entry
 from .schedule import Phase as Phase
 from .schedule import Schedule as Schedule
@@ -58,14 +70,5 @@ from .schedule import keep as keep
 from .schedule import label as label
 from .schedule import traits as traits
 from .schedule import traits_of as traits_of
-from .select import Selection as Selection
-from .select import Selector as Selector
-from .select import Site as Site
-from .select import Target as Target
-from .select import at as at
-from .select import exactly as exactly
-from .select import optional as optional
-from .select import select as select
-from .select import where as where
 
 __version__ = "0.1.0"

@@ -89,6 +89,7 @@ def test_definition_is_one_hop(names: Document, name: str) -> None:
         ("    mi¦xed = blocks", "Selection[GPT2Block | GPT2MLP]"),
         ("lambda o¦ld: old.attn", "GPT2Block"),
         ("lambda old: old.at¦tn", "GPT2Attention"),
+        ("lambda si¦te, n: site.module, 3", "Site[GPT2MLP]"),
         ("    ou¦t = slapo", "GPT2LMHeadModel"),
         ("    for ¦s in blocks", "Site[GPT2Block]"),
         ("    for ¦e in slapo", "Entry[CheckpointArgs]"),
@@ -108,7 +109,7 @@ def test_types_on_hover(typing: Document, mark: str, wanted: str) -> None:
         ("lambda norm: norm.¦)", {"named_parameters"}),
         ("lambda whole: whole.¦)", {"transformer", "lm_head", "generate"}),
         ("lambda each, path: each.¦)", {"c_fc", "c_proj"}),
-        ("lambda site, n: site.module.¦, 3)", {"c_fc", "c_proj"}),
+        ("lambda place, n: place.module.¦)", {"c_fc", "c_proj"}),  # pyright needs the args first to solve it
         ('GPT2MLP, weights="¦")', {'"fresh"', '"inherit"'}),
         ("checkpoint(sch, GPT2Block, ¦)", {"preserve_rng_state=", "context_fn=", "determinism_check="}),
         ('determinism_check="¦")', {'"default"', '"none"'}),
@@ -140,5 +141,5 @@ def test_signature_help_is_solved_for_the_target(typing: Document) -> None:
 
 def test_signature_help_is_solved_for_a_users_own_primitive(typing: Document) -> None:
     shown, active = typing.signature("slapo.add(sch, rule, ¦lambda site")
-    assert "primitive: (Site[GPT2MLP], " in shown
+    assert "primitive: (Site[GPT2MLP], int) -> Module" in shown
     assert active == 2
