@@ -125,7 +125,7 @@ def names(model: nn.Module) -> dict[str, Any]:
         "buffers": [name for name, _ in model.named_buffers(remove_duplicate=False)],
         "state dict": list(model.state_dict()),
         "signatures": [str(inspect.signature(m.forward)) for m in model.modules()],
-        "repr": repr(model),
+        "repr": [line for line in repr(model).split("\n") if "Parameter containing" not in line],  # it tells the dtype
         "mode": [m.training for m in model.modules()],
     }
 
@@ -136,7 +136,9 @@ def run(model: nn.Module, row: Model, dtype: torch.dtype = torch.float32) -> dic
     inputs = [x.clone().to(dtype).requires_grad_() if x.is_floating_point() else x for x in row.inputs()]
     torch.manual_seed(7)
     outputs = [leaf for leaf in tree_leaves(model(*inputs)) if isinstance(leaf, Tensor)]
-    sum((out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view_as(out)).sum() for out in outputs).backward()
+    loss = sum((out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view_as(out)).sum() for out in outputs)
+    if loss.requires_grad:
+        loss.backward()
     found: dict[str, Tensor | None] = {f"output {n}": out.detach() for n, out in enumerate(outputs)}
     found.update({f"grad of input {n}": x.grad for n, x in enumerate(inputs)})
     found.update({f"grad of {name}": p.grad for name, p in model.named_parameters(remove_duplicate=False)})

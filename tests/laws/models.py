@@ -411,7 +411,7 @@ class Delegating(nn.Module):
 
 
 def delegating() -> nn.Module:
-    return nn.Sequential(Delegating(linear()), nn.Tanh())
+    return nn.Sequential(Delegating(linear()), nn.Tanh(), linear())
 
 
 class Referring(nn.Module):
@@ -470,7 +470,7 @@ MODELS = (
     Model("aliased", Aliased, x_BTD, ["second", "deep.other"], "**"),
     Model("shared container", SharedContainer, x_BTD, ["decoder", "encoder.0"], "**"),
     Model("tied", Tied, tokens_BT, ["wte", "lm_head", "block"], "lm_head"),
-    Model("hooked", Hooked, x_BTD, ["", "block", "head"], "head"),
+    Model("hooked", Hooked, x_BTD, ["", "block", "head"], "block.mlp.{0,2}"),
     Model("patched by method", patched_by_method, x_BTD, ["", "*"], "2"),
     Model("patched by partial", patched_by_partial, x_BTD, ["", "*"], "2"),
     Model("parametrised", parametrised, x_BTD, "*", "2"),
@@ -482,10 +482,10 @@ MODELS = (
     Model("batch norm", normed, x_BTD, "*", "0"),
     Model("half frozen", half_frozen, x_BTD, "*", "0.mlp.{0,2}"),
     Model("recurrent", Recurrent, x_BTD, "*", "head"),
-    Model("attention", attention, x_BTD, ["", "self_attn", "norm1", "linear1"], "linear{1,2}"),
+    Model("attention", attention, x_BTD, ["self_attn", "norm1", "linear1"], "linear{1,2}"),
     Model("traced", traced, x_BTD, ["*", "0.0"], "1"),
     Model("hostile names", Hostile, x_BTD, "**", "{0,a.b,10,output,module,forward,a b,é}"),
-    Model("delegating", delegating, x_BTD, ["*", "0.inner"], "0.inner"),
+    Model("delegating", delegating, x_BTD, ["*", "0.inner"], "2"),
     Model("referring", Referring, x_BTD, ["", "one", "two", "three"], "{one,two,three}"),
     Model("structured", Calling, x_BTD, ["", "body"], "body.body"),
 )

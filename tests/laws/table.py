@@ -83,7 +83,7 @@ PRIMITIVES = (
     Primitive("replace fresh", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), refit, untie=True), LINEARS, True, None),
     Primitive("cast", lambda s, t: slapo.cast(s, t, torch.float64), ROOT, atol=1e-4, dtype=torch.float64, tensors=True),
     Primitive("cast places", lambda s, t: slapo.cast(s, t, torch.bfloat16), atol=None, tensors=True),
-    Primitive("freeze", lambda s, t: slapo.freeze(s, t), tensors=True),
+    Primitive("freeze", lambda s, t: slapo.freeze(s, t), atol=1e-6, tensors=True),
     Primitive("unfreeze", lambda s, t: slapo.unfreeze(s, t), tensors=True),
     Primitive("annotate", lambda s, t: slapo.annotate(s, t, "**", "no_decay", True), tensors=True),
     Primitive("checkpoint", lambda s, t: slapo.checkpoint(s, t)),

@@ -44,7 +44,8 @@ COPIES: dict[str, Callable[[nn.Module], Any]] = {
 @pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
 def test_names_classes_signatures_and_modes_stay(primitive: Primitive, row: Model) -> None:
     model = row.make()
-    expected, result = names(row.make()), slapo.apply(model, primitive.schedule(row))
+    plain = copy.deepcopy(row.make()) if row.name == "traced" else row.make()  # a copied graph module has another class name
+    expected, result = names(plain), slapo.apply(model, primitive.schedule(row))
     assert names(result) == expected
     for (_, mine), (_, theirs) in zip(result.named_modules(), model.named_modules(), strict=True):
         assert isinstance(mine, type(theirs).__mro__[1 if row.name == "traced" else 0])
@@ -52,8 +53,8 @@ def test_names_classes_signatures_and_modes_stay(primitive: Primitive, row: Mode
 
 @pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
 def test_a_state_dict_loads_both_ways(primitive: Primitive, row: Model) -> None:
-    if row.lazy:
-        return
+    if row.lazy or row.name == "hostile names":
+        return  # torch itself cannot load into a module whose name has a dot
     plain, result = row.make(), slapo.apply(row.make(), primitive.schedule(row))
     plain.load_state_dict(result.state_dict())
     result.load_state_dict(row.make().state_dict())
@@ -103,11 +104,13 @@ def test_the_result_outlives_the_input_and_runs_on_its_own_modules(row: Model) -
 @pytest.mark.parametrize("row", [row for row in MODELS if not row.lazy], ids=named)
 def test_functional_call_reaches_through_the_layers(row: Model) -> None:
     result = slapo.apply(row.make(), slapo.checkpoint(slapo.Schedule(), row.places))
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in result.named_parameters()}
-    if not zeros or row.name in ("recurrent", "old spectral norm"):
-        return  # an LSTM keeps its parameters apart; a norm of zeros is no number
-    got = torch.func.functional_call(result, zeros, tuple(row.inputs()))
-    wanted = torch.func.functional_call(row.make(), zeros, tuple(row.inputs()))
+    halves = {name: tensor.detach() / 2 for name, tensor in result.named_parameters()}
+    if row.name == "hostile names":
+        return  # torch itself cannot find a module whose name has a dot
+    torch.manual_seed(1)
+    got = torch.func.functional_call(result, halves, tuple(row.inputs()))
+    torch.manual_seed(1)
+    wanted = torch.func.functional_call(row.make(), halves, tuple(row.inputs()))
     for mine, theirs in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted), strict=True):
         assert torch.equal(mine, theirs)
 
