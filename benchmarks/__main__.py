@@ -17,7 +17,7 @@ The groups, one file each:
 
 A row is ``ok`` or ``over`` its target; being over fails nothing, since machines differ. The exit status is 0 unless a
 group crashed. Cases that are compared run in turn in one process, and the medians of the ratios within each round are
-told, so that a busy machine changes little. Garbage is collected before each timed part, and the collector is on within.
+told, in CPU time, so that a busy machine changes little. Garbage is collected before each timed part, and the collector is on within.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Rows of the table, and timings taken side by side.
 
 Machines are noisy, so a time alone says little: cases that are compared run in turn, in one process, and what is
-compared is the ratio within each round.
+compared is the ratio within each round. Times are the process's CPU time, which on a free machine is the wall clock's,
+since all of it runs on one thread, and which others on the machine do not add to.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import gc
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import process_time
 from typing import Any, NamedTuple
 
 
@@ -60,9 +61,9 @@ def in_turn(cases: dict[str, Case], rounds: int, *, warm_up: int = 1) -> dict[st
         for name in names if number % 2 else reversed(names):
             given = cases[name].prepare()
             gc.collect()
-            start = perf_counter()
+            start = process_time()
             kept = cases[name].run(given)
-            took = perf_counter() - start
+            took = process_time() - start
             del kept, given
             if number >= 0:
                 times[name].append(took)
@@ -90,9 +91,9 @@ def pairs(ours: Callable[[], object], theirs: Callable[[], object], count: int) 
 
 
 def _time(run: Callable[[], object]) -> float:
-    start = perf_counter()
+    start = process_time()
     run()
-    return perf_counter() - start
+    return process_time() - start
 
 
 def middle(values: Sequence[float]) -> tuple[float, float, float]:

@@ -32,7 +32,7 @@ def rows() -> Iterator[Row]:
     by_index = _each([slapo.where(type=nn.GELU)[0] for _ in range(WIDE)])
     for name, many, target in (("by path", by_path, 3.0), ("by path and class", by_class, 3.0), ("by class and index", by_index, None)):
         cases = {key: Case(reset, lambda model, sch=sch: slapo.apply(model, sch)) for key, sch in (("one", one), ("many", many))}
-        times = in_turn(cases, 9)
+        times = in_turn(cases, 7)
         value = ratio(times, "many", "one")
         note = f"{ms(times['many'])} over {ms(times['one'])}"
         if target is None:
@@ -59,7 +59,7 @@ def _building() -> Iterator[Row]:
             schedule = slapo.replace(schedule, pattern.format(f"{batch}_{number}"), swish)
         return schedule
 
-    times = in_turn({"new": Case(lambda: "h.x{}.mlp.act", build), "same": Case(lambda: "h.*.mlp.act", build)}, 15)
+    times = in_turn({"new": Case(lambda: "h.x{}.mlp.act", build), "same": Case(lambda: "h.*.mlp.act", build)}, 9)
     for name, text in (("new", "1,000 different patterns"), ("same", "one pattern, 1,000 times")):
         took = sorted(times[name])[len(times[name]) // 2]
         yield Row(f"building a schedule of 1,000 entries ({text})", ms(took), "under 20 ms", took < 0.02)

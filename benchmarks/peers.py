@@ -51,7 +51,7 @@ def rows() -> Iterator[Row]:
         **_torchao(reset),
         "slapo_fn apply (pure), in this very run": Case(reset, pure),
     }
-    times = in_turn(cases, 3)
+    times = in_turn(cases, 3, warm_up=0)
     for name in list(cases)[1:]:
         yield Row(name, f"{ratio(times, name, HAND):.2f}x", note=f"{ms(times[name])}{_NOTES.get(name, '')}")
     if not _version():

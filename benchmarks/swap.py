@@ -36,7 +36,7 @@ def rows() -> Iterator[Row]:
     count = sum(1 for _ in reset.model.modules())
     _check(reset)
     times = in_turn({HAND: Case(reset, by_hand), "pure": Case(reset, pure), "in place": Case(reset, in_place)}, ROUNDS)
-    slow = in_turn({HAND: Case(reset, by_hand), "deepcopy": Case(reset, lambda m: by_hand(sharing_deepcopy(m)))}, 3)
+    slow = in_turn({HAND: Case(reset, by_hand), "deepcopy": Case(reset, lambda m: by_hand(sharing_deepcopy(m)))}, 3, warm_up=0)
     yield Row(f"{HAND} ({count:,} modules, {len(reset.places):,} replaced)", ms(times[HAND]), note="the baseline, 1x")
     yield Row("Slapo: its schedule and replace_all", "252x", note="as reported; not installable, so not measured here")
     by_copy = ratio(slow, "deepcopy", HAND)
