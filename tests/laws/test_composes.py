@@ -14,7 +14,7 @@ import slapo_fn as slapo
 
 from .look import assert_same, look, run
 from .models import MODELS, blocks, linear, x_BTD
-from .table import PRIMITIVES, Primitive, named, refit
+from .table import LINEARS, PRIMITIVES, Primitive, named, refit
 
 ROW = MODELS[0]
 S = slapo.Schedule()
@@ -39,11 +39,9 @@ def random_linear(old: nn.Linear) -> nn.Linear:
 
 @pytest.mark.parametrize("primitive", PRIMITIVES, ids=named)
 def test_the_others_mean_the_same_without_an_entry(primitive: Primitive) -> None:
-    """Random initialisation included: entry 1 and 3 draw the same weights whether or not the others are there."""
-    if primitive.on == "linears" or primitive.dtype != torch.float32 or primitive.name == "cast places":
-        pytest.skip("touches the very modules that are compared")
+    """Random initialisation included: entries 0 and 2 draw the same weights whether or not the others are there."""
     sch = slapo.replace(S, "0.mlp.0", refit)
-    sch = primitive.build(sch, "1")
+    sch = primitive.build(sch, "1.mlp.2" if primitive.on == LINEARS else "1")
     sch = slapo.replace(sch, "2.mlp.0", refit)
     whole = slapo.apply(blocks_of(0), sch)
     for number in range(3):
@@ -86,7 +84,11 @@ def test_random_initialisation_follows_the_user_s_seed_and_differs_between_place
 # ---- composition
 
 
-BINARY = [pair for pair in itertools.product(PRIMITIVES, repeat=2)]
+BINARY = [  # a class of modules is not found where a wrapper took their place, which is an error of its own
+    (first, second)
+    for first, second in itertools.product(PRIMITIVES, repeat=2)
+    if not (first.name == "replace by wrapper" and second.on == LINEARS)
+]
 
 
 def phase(primitive: Primitive) -> slapo.Phase:
@@ -141,9 +143,9 @@ def test_phases_are_sorted_stably_and_the_plan_shows_it() -> None:
     sch = slapo.checkpoint(S, "0")
     sch = slapo.hook(sch, "0", forward=lambda *_: None)
     sch = slapo.compile(sch, "0", backend="eager")
-    sch = slapo.freeze(sch, "0")
+    sch = slapo.cast(sch, "0", torch.bfloat16)
     sch = slapo.replace(sch, "1.mlp.0", refit)
-    sch = slapo.unfreeze(sch, "0")
+    sch = slapo.annotate(sch, "0", "**", "key", 1)
     assert slapo.plan(blocks(), sch).order == (1, 4, 3, 5, 2, 0)
 
 
