@@ -17,7 +17,8 @@ The groups, one file each:
 
 A row is ``ok`` or ``over`` its target; being over fails nothing, since machines differ. The exit status is 0 unless a
 group crashed. Cases that are compared run in turn in one process, and the medians of the ratios within each round are
-told, in CPU time, so that a busy machine changes little. Garbage is collected before each timed part, and the collector is on within.
+told, in CPU time, so that a busy machine changes little. Garbage is collected before each timed part, and the collector
+is on within.
 """
 
 from __future__ import annotations
@@ -29,22 +30,28 @@ import platform
 import sys
 import traceback
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 
 from ._measure import Row
 
-FILES = {name: name for name in ("swap", "linear", "entries", "import", "running", "graphs", "peers")} | {"import": "importing"}
+FILES = {name: name for name in ("swap", "linear", "entries", "import", "running", "graphs", "peers")} | {
+    "import": "importing"
+}
 RESULTS = Path(__file__).with_name("RESULTS.md")
-COMMANDS = "pip install --no-deps torchao   # optional: one of the peers\nmake bench                        # that is: python -m benchmarks"
+COMMANDS = """\
+pip install --no-deps torchao   # optional: one of the peers
+make bench                      # that is: python -m benchmarks"""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run groups, print the table and write it; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what slapo_fn costs.")
-    parser.add_argument("--only", action="append", choices=list(FILES), metavar="NAME", help=f"one of {', '.join(FILES)}; only prints")
+    parser.add_argument(
+        "--only", action="append", choices=list(FILES), metavar="NAME", help=f"one of {', '.join(FILES)}; only prints"
+    )
     parser.add_argument("--no-write", action="store_true", help="do not write RESULTS.md")
     given = parser.parse_args(arguments)
     start, crashed = perf_counter(), []
@@ -55,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
         try:
             for row in importlib.import_module(f".{FILES[name]}", __package__).rows():
                 rows.append(row)
-                print(f"  {row.verdict or '-':5} {row.measured:>9}  {row.target:13} {row.what}  [{row.note}]", flush=True)
+                print(
+                    f"  {row.verdict or '-':5} {row.measured:>9}  {row.target:13} {row.what}  [{row.note}]", flush=True
+                )
         except Exception:
             crashed.append(name)
             traceback.print_exc()
@@ -69,7 +78,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(groups: dict[str, list[Row]], took: float) -> str:
     """The table and the machine, in Markdown."""
-    lines = ["# Results", "", "Written by `make bench`; what each row means is in `__main__.py` and in the group's own file.", ""]
+    lines = [
+        "# Results",
+        "",
+        "Written by `make bench`; what each row means is in `__main__.py` and in the group's own file.",
+        "",
+    ]
     for name, rows in groups.items():
         lines += [f"## {name}", "", "| what | measured | target | | note |", "|---|---:|---|---|---|"]
         lines += [f"| {row.what} | {row.measured} | {row.target} | {row.verdict} | {row.note} |" for row in rows] + [""]
@@ -81,8 +95,9 @@ def report(groups: dict[str, list[Row]], took: float) -> str:
 def _machine(took: float) -> dict[str, str]:
     packages = {name: _version(name) for name in ("torch", "transformers", "accelerate", "torchao")}
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "CPUs": f"{os.cpu_count()}, {platform.machine()}, {platform.system()}; load average {_load()} at the end, in part from others",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "CPUs": f"{os.cpu_count()}, {platform.machine()}, {platform.system()}",
+        "load average at the end": f"{_load()}, in part from others",
         "Python": platform.python_version(),
         "packages": ", ".join(f"{name} {found}" for name, found in packages.items()),
         "took": f"{took:.0f} s",

@@ -21,7 +21,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        return self.o_proj(nn.functional.scaled_dot_product_attention(q, k, v))
+        out: Tensor = self.o_proj(nn.functional.scaled_dot_product_attention(q, k, v))
+        return out
 
 
 class MLP(nn.Module):
@@ -32,7 +33,8 @@ class MLP(nn.Module):
         self.fc, self.act, self.proj = nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.proj(self.act(self.fc(x)))
+        out: Tensor = self.proj(self.act(self.fc(x)))
+        return out
 
 
 class Block(nn.Module):
@@ -45,11 +47,12 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        out: Tensor = x + self.mlp(self.ln_2(x))
+        return out
 
 
 class Stack(nn.Module):
-    """Blocks, one after the other, registered on the root as ``block_0``, ``block_1``, …: 12 modules each, and the root."""
+    """Blocks, one after the other, on the root as ``block_0``, ``block_1``, …"""
 
     def __init__(self, count: int, make: Callable[[], nn.Module] = lambda: Block(4, 4)) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ def by_hand(model: nn.Module) -> nn.Module:
     return model
 
 
-def swish(gelu: nn.GELU) -> nn.Module:
+def swish(gelu: nn.Module) -> nn.Module:
     """What stands in a GELU's place."""
     return nn.SiLU()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
@@ -30,8 +30,12 @@ def rows() -> Iterator[Row]:
     by_path = _each([slapo.where(f"block_{number}.8") for number in range(WIDE)])
     by_class = _each([slapo.where(f"block_{number}.**", nn.GELU) for number in range(WIDE)])
     by_index = _each([slapo.where(type=nn.GELU)[0] for _ in range(WIDE)])
-    for name, many, target in (("by path", by_path, 3.0), ("by path and class", by_class, 3.0), ("by class and index", by_index, None)):
-        cases = {key: Case(reset, lambda model, sch=sch: slapo.apply(model, sch)) for key, sch in (("one", one), ("many", many))}
+    for name, many, target in (
+        ("by path", by_path, 3.0),
+        ("by path and class", by_class, 3.0),
+        ("by class and index", by_index, None),
+    ):
+        cases = {key: Case(reset, _applies(sch)) for key, sch in (("one", one), ("many", many))}
         times = in_turn(cases, 7)
         value = ratio(times, "many", "one")
         note = f"{ms(times['many'])} over {ms(times['one'])}"
@@ -39,11 +43,21 @@ def rows() -> Iterator[Row]:
             note += "; each entry looks through the whole tree"
         ok = None if target is None else value <= target
         most = "" if target is None else f"at most {target:g}x"
-        yield Row(f"{WIDE} entries ({name}) on {count:,} modules over one entry of {WIDE} places", f"{value:.2f}x", most, ok, note)
+        yield Row(
+            f"{WIDE} entries ({name}) on {count:,} modules over one entry of {WIDE} places",
+            f"{value:.2f}x",
+            most,
+            ok,
+            note,
+        )
     yield from _building()
 
 
-def _each(targets: list[slapo.Selector[nn.GELU]] | list[slapo.Selector[nn.Module]]) -> slapo.Schedule:
+def _applies(schedule: slapo.Schedule) -> Callable[[nn.Module], nn.Module]:
+    return lambda model: slapo.apply(model, schedule)
+
+
+def _each(targets: Sequence[slapo.Selector[nn.Module]]) -> slapo.Schedule:
     schedule = slapo.Schedule()
     for target in targets:
         schedule = slapo.replace(schedule, target, swish)

@@ -54,7 +54,8 @@ def rows() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(PACKAGE, Path(folder) / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(folder, quiet=1)
-        ours, bare = [], []
+        ours: list[Imported] = []
+        bare: list[Imported] = []
         for number in range(PAIRS):
             for extra in ("import slapo_fn", "")[:: 1 if number % 2 else -1]:
                 (ours if extra else bare).append(_run(folder, extra))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -35,7 +36,8 @@ class Swish(nn.SiLU):
 
 def by_ao(model: nn.Module) -> nn.Module:
     """`torch.ao.quantization.convert`, in place, with a mapping of our own."""
-    made: nn.Module = torch.ao.quantization.convert(model, mapping={nn.GELU: Swish}, inplace=True, remove_qconfig=False)
+    convert: Any = torch.ao.quantization.convert
+    made: nn.Module = convert(model, mapping={nn.GELU: Swish}, inplace=True, remove_qconfig=False)
     return made
 
 
@@ -43,7 +45,7 @@ def rows() -> Iterator[Row]:
     """Time each that is there beside the loop."""
     reset = Reset(grown(1000))
     for _, _, gelu in reset.places:
-        gelu.qconfig = "any"  # what torch.ao takes for "replace me"
+        cast(Any, gelu).qconfig = "any"  # what torch.ao takes for "replace me"
     cases = {
         HAND: Case(reset, by_hand),
         "torch.fx: symbolic_trace, then the loop over its nodes": Case(reset, by_fx),
@@ -55,14 +57,16 @@ def rows() -> Iterator[Row]:
     for name in list(cases)[1:]:
         yield Row(name, f"{ratio(times, name, HAND):.2f}x", note=f"{ms(times[name])}{_NOTES.get(name, '')}")
     if not _version():
-        yield Row("torchao's replacement by a function and a filter", "not installed", note="pip install --no-deps torchao")
+        yield Row(
+            "torchao's replacement by a function and a filter", "not installed", note="pip install --no-deps torchao"
+        )
 
 
 def _torchao(reset: Reset) -> dict[str, Case]:
     if not _version():
         return {}
     try:
-        from torchao.quantization import quant_api
+        quant_api: Any = importlib.import_module("torchao.quantization.quant_api")
     except Exception as error:  # a peer that does not run with this torch is no fault of ours
         print(f"torchao does not import: {error}")
         return {}

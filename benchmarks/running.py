@@ -52,7 +52,13 @@ def rows() -> Iterator[Row]:
 def _checkpoint() -> Iterator[Row]:
     block, x = MLP(WIDTH, 4 * WIDTH), torch.randn(TOKENS, WIDTH, requires_grad=True)
     ours = slapo.apply(block, slapo.checkpoint(slapo.Schedule(), ""))
-    yield _row("checkpoint, forward and backward", _trains(ours, x), _trains(ByHand(sharing_deepcopy(block)), x), 600, "torch.utils.checkpoint in a wrapper")
+    yield _row(
+        "checkpoint, forward and backward",
+        _trains(ours, x),
+        _trains(ByHand(sharing_deepcopy(block)), x),
+        600,
+        "torch.utils.checkpoint in a wrapper",
+    )
 
 
 def _hook() -> Iterator[Row]:
@@ -86,7 +92,7 @@ def _trains(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     tensors = [x, *module.parameters()]
 
     def step() -> Tensor:
-        out = module(x)
+        out: Tensor = module(x)
         torch.autograd.grad(out.sum(), tensors)
         return out.detach()
 
@@ -108,5 +114,8 @@ def _row(what: str, ours: Callable[[], Tensor], theirs: Callable[[], Tensor], co
     value, low, high = middle([mine / other for mine, other in taken])
     _, base, _ = sorted((other, other, other) for _, other in taken)[len(taken) // 2]
     apart, _, _ = middle([mine - other for mine, other in taken])
-    note = f"by hand {base * 1e6:,.0f} µs; ours {apart * 1e6:+.1f} µs; {count:,} pairs, 95 % interval {low - 1:+.2%} to {high - 1:+.2%}"
+    note = (
+        f"by hand {base * 1e6:,.0f} µs; ours {apart * 1e6:+.1f} µs; {count:,} pairs, "
+        f"95 % interval {low - 1:+.2%} to {high - 1:+.2%}"
+    )
     return Row(f"{what}, over {hand}", f"{value - 1:+.2%}", "within 1 %", value <= 1.01, note)

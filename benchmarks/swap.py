@@ -36,14 +36,22 @@ def rows() -> Iterator[Row]:
     count = sum(1 for _ in reset.model.modules())
     _check(reset)
     times = in_turn({HAND: Case(reset, by_hand), "pure": Case(reset, pure), "in place": Case(reset, in_place)}, ROUNDS)
-    slow = in_turn({HAND: Case(reset, by_hand), "deepcopy": Case(reset, lambda m: by_hand(sharing_deepcopy(m)))}, 3, warm_up=0)
+    slow = in_turn(
+        {HAND: Case(reset, by_hand), "deepcopy": Case(reset, lambda m: by_hand(sharing_deepcopy(m)))}, 3, warm_up=0
+    )
     yield Row(f"{HAND} ({count:,} modules, {len(reset.places):,} replaced)", ms(times[HAND]), note="the baseline, 1x")
     yield Row("Slapo: its schedule and replace_all", "252x", note="as reported; not installable, so not measured here")
     by_copy = ratio(slow, "deepcopy", HAND)
-    yield Row("deepcopy that shares tensors, then the loop", f"{by_copy:.1f}x", note=f"{ms(slow['deepcopy'])}; 24-40x reported")
+    yield Row(
+        "deepcopy that shares tensors, then the loop",
+        f"{by_copy:.1f}x",
+        note=f"{ms(slow['deepcopy'])}; 24-40x reported",
+    )
     for name, text, most in (("pure", "apply (pure)", 5.0), ("in place", "apply(inplace=True)", 1.5)):
         value = ratio(times, name, HAND)
-        yield Row(f"slapo_fn {text}", f"{value:.2f}x", f"at most {most:g}x", value <= most, _note(name, ms(times[name])))
+        yield Row(
+            f"slapo_fn {text}", f"{value:.2f}x", f"at most {most:g}x", value <= most, _note(name, ms(times[name]))
+        )
 
 
 def _note(name: str, time: str) -> str:
@@ -55,5 +63,6 @@ def _check(reset: Reset) -> None:
     for run in (by_hand, pure, in_place):
         made = run(reset())
         kinds = [type(module) for module in made.modules()]
-        assert kinds.count(nn.GELU) == 0 and kinds.count(nn.SiLU) == len(reset.places), run.__name__
+        assert kinds.count(nn.GELU) == 0, run.__name__
+        assert kinds.count(nn.SiLU) == len(reset.places), run.__name__
         assert (made is reset.model) == (run is not pure)
