@@ -79,6 +79,7 @@ class Work(Generic[Model]):
     # ---- the loop
 
     def __iter__(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
+        journalled = self.tree.journal is not None
         for self.number in self.order:
             entry, self.site = self.schedule[self.number], None
             replaced = len(self.tree.gone)
@@ -86,9 +87,8 @@ class Work(Generic[Model]):
                 if len(self.tree.gone) > replaced and not self.tree.holds(site.module):
                     self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
                     continue
-                if self.tree.journal is not None:
-                    for module in below(site.module):
-                        self.tree.touch(module)
+                if journalled:
+                    self.tree.touch(*below(site.module))
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
                 yield entry, site
@@ -155,7 +155,7 @@ class Work(Generic[Model]):
 
     def _refuse_strangers(self, site: Site[nn.Module], new: nn.Module, *, share: bool) -> None:
         old = site.module
-        if not share and self.tree.holds(new) and new not in below(old):
+        if not share and self.tree.holds(new) and all(new is not module for module in below(old)):
             raise MisfitError(
                 f"the module for {site.path!r} stands at {self.tree.path(new)!r} already: give each place a module of its "
                 "own, or share=True to share one on purpose.",
@@ -170,9 +170,9 @@ class Work(Generic[Model]):
 
     def _broken_ties(self, old: nn.Module, new: nn.Module) -> list[tuple[str, str]]:
         """Pairs of names that are tied and would not be."""
-        lost = all_tensors(below(old))
-        if not lost:
+        if not old._modules and not old._parameters and not old._buffers:
             return []
+        lost = all_tensors(below(old))
         inside = {id(module) for module in below(old)}
         for key in all_tensors(below(new)):
             lost.pop(key, None)

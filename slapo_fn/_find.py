@@ -59,13 +59,15 @@ class Walk:
         steps = self.steps.setdefault((state, count), {})
         prefix = path + "." if path else ""
         kinds = self.kinds
+        any_name = glob.takes_any(state)
         for name, child in module._modules.items():
             if child is None:
                 continue
-            if name not in steps:
+            key = "" if any_name else name
+            if key not in steps:
                 after = glob.step(state, name, count)
-                steps[name] = (after, glob.accepts(after))
-            after, accepted = steps[name]
+                steps[key] = (after, glob.accepts(after))
+            after, accepted = steps[key]
             if accepted:
                 kind = type(child)
                 if (kinds[kind] if kind in kinds else self.admitted(child)) and id(child) not in found:

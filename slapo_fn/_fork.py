@@ -31,8 +31,13 @@ ATOMS: frozenset[type] = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, type, torch.dtype, torch.device)
     + (torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType, nn.Parameter, Tensor)
 )
-FRESH: frozenset[type] = frozenset((dict, OrderedDict, set, list))
-CALLED_BACK = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))  # what closures are free to be
+KNOWN = frozenset(vars(nn.Module()))
+TABLES = tuple(key for key, value in vars(nn.Module()).items() if type(value) is OrderedDict)  # of hooks
+SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set")  # containers to copy, tensors to share
+COMPILED = (
+    "a module that was compiled by its own compile() cannot be copied. Apply the schedule first and compile the result, "
+    "with slapo.compile or by hand; or give inplace=True to apply."
+)
 
 
 class Copier:
@@ -155,37 +160,53 @@ class Fork(Copier):
         """Make an empty copy of every module, so that whatever refers to one finds it."""
         memo, waiting = self.memo, [model]
         memo[id(None)] = None  # a child that is not there
+        copies_itself: dict[type, bool] = {}
         for module in waiting:
-            kind = type(module)
             if id(module) in memo:
                 continue
+            kind = type(module)
+            if kind not in copies_itself:
+                copies_itself[kind] = hasattr(kind, "__deepcopy__")
             for tensors in (module._parameters, module._buffers):
                 if tensors:
                     memo.update((id(tensor), tensor) for tensor in tensors.values())
-            if not hasattr(kind, "__deepcopy__"):
+            if not copies_itself[kind]:
                 memo[id(module)] = kind.__new__(kind)
                 self.originals.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())  # type: ignore[arg-type]
 
     def _fill(self, module: nn.Module) -> None:
-        memo = self.memo
-        made: nn.Module = memo[id(module)]
+        made, held = self.memo[id(module)], vars(module)
         state = vars(made)
-        state.update(vars(module))
-        for key, value in vars(module).items():
-            kind = type(value)
-            if kind in FRESH and not value:
-                state[key] = kind()
-            elif kind not in ATOMS:
-                self.met_module, self.closures = False, key not in CALLED_BACK
-                try:
-                    state[key] = self.copy(value)
-                except ForkError as error:
-                    error.add_note(f"it is the attribute {key!r} of a {type(module).__name__}")
-                    raise
-                if self.met_module and key != "_modules":
-                    self.links.append((made, key))
+        state.update(held)
+        _fresh_tables(state)
+        if any(map(held.get, TABLES)):
+            for key in TABLES:
+                if held.get(key):
+                    self._attribute(made, key, held[key])
+        for key in SHARED:
+            state[key] = held[key].copy()
+        if held["_modules"]:
+            state["_modules"] = self._dict(held["_modules"])
+        else:
+            state["_modules"] = held["_modules"].copy()
+        if len(held) != len(KNOWN):
+            for key in [key for key in held if key not in KNOWN]:
+                if type(held[key]) not in ATOMS:
+                    self._attribute(made, key, held[key])
+
+    def _attribute(self, made: nn.Module, key: str, value: Any) -> None:
+        self.met_module, self.closures = False, key not in TABLES
+        try:
+            vars(made)[key] = self.copy(value)
+        except ForkError as error:
+            if key == "_compiled_call_impl":
+                error = ForkError(COMPILED)
+            error.add_note(f"it is the attribute {key!r} of a {type(made).__name__}")
+            raise error from None
+        if self.met_module:
+            self.links.append((made, key))
 
     def stranger(self, module: nn.Module) -> nn.Module:
         """A module that knows how to copy itself (a graph module), or that hangs on a plain attribute only."""
@@ -201,3 +222,18 @@ class Fork(Copier):
             self._fill(original)
         made = self.memo[id(module)]
         return made
+
+
+def _fresh_tables(state: dict[str, Any]) -> None:
+    """Give a copy empty tables of hooks. Written out, because this is the larger part of what a copy costs."""
+    state["_backward_pre_hooks"] = OrderedDict()
+    state["_backward_hooks"] = OrderedDict()
+    state["_forward_hooks"] = OrderedDict()
+    state["_forward_hooks_with_kwargs"] = OrderedDict()
+    state["_forward_hooks_always_called"] = OrderedDict()
+    state["_forward_pre_hooks"] = OrderedDict()
+    state["_forward_pre_hooks_with_kwargs"] = OrderedDict()
+    state["_state_dict_hooks"] = OrderedDict()
+    state["_state_dict_pre_hooks"] = OrderedDict()
+    state["_load_state_dict_pre_hooks"] = OrderedDict()
+    state["_load_state_dict_post_hooks"] = OrderedDict()

@@ -66,8 +66,7 @@ def wrap(module: nn.Module, layer: Forward) -> None:
 
 def rewrap(old: nn.Module, new: nn.Module) -> None:
     """Move the layers around one module's forward to the module that takes its place."""
-    moved = list(layers(old))
-    if not moved:
+    if "forward" not in vars(old) or not (moved := list(layers(old))):
         return
     core = moved[-1].inner
     if core is None:

@@ -70,6 +70,10 @@ class Glob(NamedTuple):
             )
         return state
 
+    def takes_any(self, state: State) -> bool:
+        """Whether the next step goes the same way for every name."""
+        return all(at == len(self.alternatives[n]) or self.alternatives[n][at] is DEEP for n, at in state)
+
     def accepts(self, state: State) -> bool:
         """Whether the path so far is a whole match."""
         return any(at == len(self.alternatives[number]) for number, at in state)

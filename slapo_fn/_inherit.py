@@ -34,20 +34,24 @@ def inherit(tree: Tree, old: nn.Module, new: nn.Module) -> None:
     Raises:
         HookError: A module inside the old one has hooks and is not in the new one.
     """
-    was = {id(module): module for module in below(old)}
-    now = {id(module): module for module in below(new)}
-    if len(was) > 1:
+    if old._modules or new._modules:
+        was = {id(module): module for module in below(old)}
+        now = {id(module): module for module in below(new)}
         _refuse_lost_hooks(tree, old, was, now)
-    fresh = [module for key, module in now.items() if key not in was]
-    if len(fresh) == len(now):
-        if any(module.training != old.training for module in fresh):
-            new.train(old.training)
+        fresh = [module for key, module in now.items() if key not in was]
     else:
-        for module in fresh:
+        now, fresh = {id(new): new}, [new]
+    for module in fresh:
+        if module.training != old.training:
+            if len(fresh) == len(now):
+                new.train(old.training)  # it reaches only what is new, so a module's own train is heeded
+                break
             module.training = old.training
-    if any(module._parameters or module._buffers for module in fresh):
-        _tensors(tree, old, new, fresh)
-    if id(new) not in was:
+    for module in fresh:
+        if module._parameters or module._buffers:
+            _tensors(tree, old, new, fresh)
+            break
+    if fresh and fresh[0] is new:
         if has_hooks(old):
             _move_hooks(old, new)
         rewrap(old, new)

@@ -85,6 +85,7 @@ class Tree:
         self.shared: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
         self.gone: list[nn.Module | Tensor] = []  # keeps what was put out alive, so that no id is used twice
         self.journal: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any]]] | None = {} if keep_journal else None
+        self.puts: list[tuple[nn.Module, str, nn.Module]] = []  # of an edit in place: what stood where
         self._parents: dict[int, Registration] = {}  # of each module, one of its registrations
         self._others: dict[int, list[Registration]] = {}  # and whatever further ones it has or had
         self._cut = False  # whether some of these may belong to modules that were put out of the tree
@@ -161,12 +162,15 @@ class Tree:
 
     # ---- edits
 
-    def touch(self, module: nn.Module) -> None:
-        """Note what a module holds, once, before it is edited."""
-        if self.journal is not None and id(module) not in self.journal:
-            state = vars(module)
-            held = {key: value.copy() for key, value in state.items() if value and type(value) in CONTAINERS}
-            self.journal[id(module)] = (module, dict(state), held)
+    def touch(self, *modules: nn.Module) -> None:
+        """Note what modules hold, once, before they are edited."""
+        journal = self.journal
+        if journal is not None:
+            for module in modules:
+                if id(module) not in journal:
+                    state = vars(module).copy()
+                    held = {key: value.copy() for key, value in state.items() if type(value) in CONTAINERS and value}
+                    journal[id(module)] = (module, state, held)
 
     def put(self, old: nn.Module, new: nn.Module, *, only: Registration | None = None) -> None:
         """Register one module wherever another is registered, or in just one place."""
@@ -175,7 +179,8 @@ class Tree:
         if old is self.root:
             self.root = new
         for parent, name in places:
-            self.touch(parent)
+            if self.journal is not None:
+                self.puts.append((parent, name, old))
             parent._modules[name] = new
             self._register(new, parent, name)
         if new._modules:
@@ -197,7 +202,7 @@ class Tree:
         self.gone.append(old)
 
     def roll_back(self) -> None:
-        """Give every touched module its old attributes back, in the very containers that it held them in."""
+        """Undo every edit: give the touched modules their old attributes, in the very containers that held them."""
         for module, state, held in (self.journal or {}).values():
             vars(module).clear()
             vars(module).update(state)
@@ -205,3 +210,5 @@ class Tree:
                 if type(value) in CONTAINERS and (value or key in held):
                     value.clear()
                     getattr(value, "extend" if type(value) is list else "update")(held.get(key, ()))
+        for parent, name, child in reversed(self.puts):
+            parent._modules[name] = child
