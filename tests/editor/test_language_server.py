@@ -1,7 +1,9 @@
 """What an editor shows: hover, completion, signature help and go-to-definition, asked of pyright's language server, the
 engine of Pylance. The sample is unfinished on purpose: that is how code looks while it is being typed.
 
-Broken on purpose once, in a copy, and found each time: BITES
+Broken on purpose once, in a copy, and found each time: ``new`` as a union with `nn.Module` (completion in the lambda
+and signature help are lost), a decorator on a builder (hover), a builder imported lazily by ``__getattr__`` (hover and
+definition), a builder without docstring (hover), a relative import of ``apply`` (its definition becomes two places).
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ pytestmark = pytest.mark.editor
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-FUNCTIONS = sorted(name for name, thing in vars(slapo_fn).items() if isinstance(thing, FunctionType))
-CLASSES = sorted(name for name, thing in vars(slapo_fn).items() if isinstance(thing, type))
 PRIMITIVES = [one.name for one in slapo_fn.primitives()]
+FUNCTIONS = sorted({*PRIMITIVES, *(name for name, one in vars(slapo_fn).items() if isinstance(one, FunctionType))})
+CLASSES = sorted(name for name, thing in vars(slapo_fn).items() if isinstance(thing, type))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def typing(server: Server) -> Document:
 
 def test_the_lists_are_not_empty() -> None:
     assert {"add", "apply", "at", "drop", "entries", "exactly", "plan", "replace", "select"} <= set(FUNCTIONS)
-    assert {"checkpoint", "compile", "freeze", "hook", "probe", "replace", "unfreeze"} <= set(PRIMITIVES) <= set(FUNCTIONS)
+    assert {"checkpoint", "compile", "freeze", "hook", "probe", "replace", "unfreeze"} <= set(PRIMITIVES)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

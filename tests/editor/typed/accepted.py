@@ -3,16 +3,29 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_type
 
 import torch
 from torch import Tensor, nn
 from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention, GPT2Block, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
-from typing_extensions import assert_type
 
 import slapo_fn as slapo
-from slapo_fn import AnnotateArgs, CheckpointArgs, Entry, Origin, Phase, Plan, Schedule, Selection, Selector, Site, Step, Target, Traits
+from slapo_fn import (
+    AnnotateArgs,
+    CheckpointArgs,
+    Entry,
+    Origin,
+    Phase,
+    Plan,
+    Schedule,
+    Selection,
+    Selector,
+    Site,
+    Step,
+    Target,
+    Traits,
+)
 
 
 class Net(nn.Module):
@@ -74,7 +87,7 @@ def selections(model: GPT2LMHeadModel) -> None:
     assert_type(blocks & slapo.select(model, "transformer.h.0"), Selection[GPT2Block])
     assert_type(blocks - blocks[:1], Selection[GPT2Block])
     assert_type(~blocks, Selection[nn.Module])
-    assert_type(blocks.where(lambda block, path: assert_type(block, GPT2Block).attn.is_cross_attention), Selection[GPT2Block])
+    assert_type(blocks.where(lambda block, path: assert_type(block, GPT2Block).training), Selection[GPT2Block])
     assert_type(blocks.modules, tuple[GPT2Block, ...])
     assert_type(blocks.paths, tuple[str, ...])
     assert_type(blocks.sites, tuple[Site[GPT2Block], ...])
@@ -186,7 +199,7 @@ def building(model: GPT2LMHeadModel, sch: Schedule, other: nn.Module) -> None:
 
 def schedules(model: GPT2LMHeadModel, sch: Schedule) -> None:
     assert_type(sch + sch, Schedule)
-    assert_type(sch + (sch[0],), Schedule)
+    assert_type(sch + (sch[0],), Schedule)  # noqa: RUF005
     assert_type(sch[1:], Schedule)  # not ty
     assert_type(slapo.drop(sch, 0, -1, "no embedding updates"), Schedule)
     assert_type(slapo.keep(sch, 0, "no embedding updates"), Schedule)
@@ -209,7 +222,8 @@ def schedules(model: GPT2LMHeadModel, sch: Schedule) -> None:
     for other in sch:
         if isinstance(other.args, ScaleArgs):
             print(other.args.factor + 1.0, keys, args)
-    ordered: list[Callable[..., nn.Module]] = [e.primitive for e in sorted(sch, key=lambda e: slapo.traits_of(e.primitive).phase)]
+    lowered: list[Callable[..., nn.Module]] = [e.primitive for e in sch]
+    ordered = sorted(lowered, key=lambda primitive: slapo.traits_of(primitive).phase)
     print(ordered)
 
 
