@@ -45,7 +45,9 @@ def test_B215_an_unknown_name_is_an_attribute_error(name: str, inplace: bool) ->
 
 def test_B215_it_stays_through_pickling_and_later_schedules() -> None:
     out = slapo.apply(Model(), slapo.annotate(Empty, "fc1", "weight", "key", (1, "a")))
-    later = slapo.apply(out, slapo.checkpoint(slapo.freeze(slapo.annotate(Empty, "fc1", "*", "other", 2), "fc1"), "fc1"))
+    later = slapo.apply(
+        out, slapo.checkpoint(slapo.freeze(slapo.annotate(Empty, "fc1", "*", "other", 2), "fc1"), "fc1")
+    )
     assert later.fc1.weight.key == (1, "a")
     assert later.fc1.weight.other == 2
     assert not hasattr(out.fc1.weight, "other")

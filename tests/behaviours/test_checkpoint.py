@@ -119,7 +119,10 @@ def test_B206_the_re_entrancy_choice_and_the_other_options_are_honoured() -> Non
 def test_B206_keywords_reach_the_forward(use_reentrant: bool) -> None:
     model = Counted().double()
     out = slapo.apply(model, slapo.checkpoint(Empty, "", use_reentrant=use_reentrant))
-    x, y = torch.ones(2, 4, dtype=torch.float64, requires_grad=True), torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+    x, y = (
+        torch.ones(2, 4, dtype=torch.float64, requires_grad=True),
+        torch.ones(2, 4, dtype=torch.float64, requires_grad=True),
+    )
     assert torch.equal(out(x, y=y, scale=3.0, flag="text"), model(x, y=y, scale=3.0, flag="text"))
     out(x, y=y, scale=3.0).sum().backward()
     assert torch.equal(y.grad, torch.ones_like(y)), "a keyword tensor gets its gradient, too"

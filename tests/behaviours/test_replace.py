@@ -145,7 +145,9 @@ def test_B027_kwargs_always_called_and_backward_pre_hooks_survive(inplace: bool)
             return super().forward(x, scale=scale)
 
     model = Scales()
-    model.register_forward_pre_hook(lambda module, args, kwargs: (args, {"scale": kwargs["scale"] * 2}), with_kwargs=True)
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, {"scale": kwargs["scale"] * 2}), with_kwargs=True
+    )
     model.register_forward_hook(lambda module, args, kwargs, output: ran.append(kwargs["scale"]), with_kwargs=True)
     model.register_forward_hook(lambda module, args, output: ran.append("always"), always_call=True)
     model.register_full_backward_pre_hook(lambda module, grad_output: ran.append("backward pre"))

@@ -195,7 +195,9 @@ def test_B047_by_predicate_and_by_pattern() -> None:
     model = Model()
     out = slapo.apply(model, slapo.replace(Empty, "fc*", lambda old: Wider(1024, 1024)))
     assert [path for path, m in out.named_modules() if type(m) is Wider] == ["fc1", "fc2"]
-    wide = slapo.select(model, type=nn.Linear).where(lambda module, path: path.endswith("2") and module.in_features == 1024)
+    wide = slapo.select(model, type=nn.Linear).where(
+        lambda module, path: path.endswith("2") and module.in_features == 1024
+    )
     out = slapo.apply(model, slapo.replace(Empty, wide, lambda old: Wider(1024, 1024)))
     assert [path for path, m in out.named_modules() if type(m) is Wider] == ["fc2"]
     chosen = slapo.at(model, lambda m: [m.fc2, m.submod.linear])

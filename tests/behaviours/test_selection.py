@@ -49,19 +49,30 @@ def test_B005_a_module_list_itself() -> None:
     model = Lists()
     assert slapo.select(model, "mod").modules == (model.mod,)
     out = slapo.apply(model, slapo.freeze(Empty, "mod"))
-    assert [n for n, p in out.named_parameters() if not p.requires_grad] == [f"mod.{n}.{t}" for n in (0, 2) for t in ("weight", "bias")]
+    assert [n for n, p in out.named_parameters() if not p.requires_grad] == [
+        f"mod.{n}.{t}" for n in (0, 2) for t in ("weight", "bias")
+    ]
 
 
 def test_B006_a_sequential_and_its_members_by_one_lookup_or_two() -> None:
     model = Lists()
     assert slapo.select(model, "seq", nn.Sequential).modules == (model.seq,)
-    assert slapo.select(model, "seq.0").modules == slapo.select(slapo.select(model, "seq"), "0").modules == (model.seq[0],)
+    assert (
+        slapo.select(model, "seq.0").modules == slapo.select(slapo.select(model, "seq"), "0").modules == (model.seq[0],)
+    )
     assert slapo.select(slapo.select(model, "seq"), "0").paths == ("seq.0",)
 
 
 def test_B008_modules_in_every_container_and_in_library_modules() -> None:
     model = Everywhere()
-    for path in ("nested.0.0", "named.key", "bare.linear", "encoder.linear1", "encoder.self_attn.out_proj", "attention.out_proj"):
+    for path in (
+        "nested.0.0",
+        "named.key",
+        "bare.linear",
+        "encoder.linear1",
+        "encoder.self_attn.out_proj",
+        "attention.out_proj",
+    ):
         assert slapo.select(model, path).modules == (model.get_submodule(path),)
     found = slapo.select(model, type=nn.Linear, subclasses=True).paths
     assert found == tuple(path for path, module in model.named_modules() if isinstance(module, nn.Linear))

@@ -94,7 +94,9 @@ def record(model: nn.Module) -> dict[str, Any]:
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {
         "modules": [(path, id(m), type(m), m.training) for path, m in model.named_modules(remove_duplicate=False)],
-        "tensors": [(n, id(t), t.requires_grad, t.dtype, t._version, id(t.grad), sorted(t.__dict__)) for n, t in tensors],
+        "tensors": [
+            (n, id(t), t.requires_grad, t.dtype, t._version, id(t.grad), sorted(t.__dict__)) for n, t in tensors
+        ],
         "values": [t.detach().clone() for _, t in tensors],
         "attributes": [(path, sorted(vars(m))) for path, m in model.named_modules()],
         "hooks": [

@@ -19,13 +19,6 @@ from .support import Block, Calls, assert_as_recorded, assert_same_numbers, grad
 Empty = slapo.Schedule()
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def build(*names: str, target: Any = "layers.*") -> slapo.Schedule:
     builders = {
         "checkpoint": lambda s: slapo.checkpoint(s, target),
@@ -358,6 +351,46 @@ def chain(module: nn.Module) -> list[Any]:
     return found
 
 
+def compiled_around(model: nn.Module, how: str, sch: slapo.Schedule) -> nn.Module:
+    if how == "by hand":
+        return torch.compile(slapo.apply(model, sch), backend="aot_eager", fullgraph=True)
+    return slapo.apply(model, slapo.compile(sch, "", backend="aot_eager", fullgraph=how == "fullgraph"))
+
+
+@pytest.mark.parametrize("how", ["schedule", "fullgraph", "by hand"])
+def test_case_22_the_whole_model_compiled_around_checkpointed_layers(how: str) -> None:
+    plain = stack(depth=2)
+    out = compiled_around(stack(depth=2), how, slapo.checkpoint(Empty, "layers.*"))
+    tokens = ids()
+    value, grads = gradients(plain, tokens)
+    value2, grads2 = gradients(out, tokens)
+    torch.testing.assert_close(value2, value, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(grads.values(), grads2.values(), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
+def keep_matmuls() -> Any:
+    """A user's own choice of what is kept, as torch's tutorial has it."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+@pytest.mark.parametrize("how", ["not compiled", "schedule", "fullgraph", "by hand"])
+def test_case_22_selective_checkpointing_and_the_whole_model_compiled_around_it(how: str) -> None:
+    plain, sch = stack(depth=2), slapo.checkpoint(Empty, "layers.*", context_fn=keep_matmuls)
+    out = slapo.apply(stack(depth=2), sch) if how == "not compiled" else compiled_around(stack(depth=2), how, sch)
+    value, grads = gradients(plain, ids())
+    value2, grads2 = gradients(out, ids())
+    torch.testing.assert_close(value2, value, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(grads.values(), grads2.values(), strict=True):
+        torch.testing.assert_close(theirs, mine, rtol=1e-9, atol=1e-12)
+
+
 # ---- 23: a second schedule over a compiled result
 
 
@@ -410,15 +443,18 @@ def test_case_23_a_compiled_block_that_is_replaced_stays_compiled() -> None:
     assert_same_numbers(slapo.apply(stack(depth=1), build("replace")), second, ids())
 
 
-def test_case_23_a_model_compiled_by_hand_keeps_its_paths_too() -> None:
+def test_case_23_a_model_compiled_by_hand_is_refused_clearly_and_works_in_place() -> None:
     model = stack()
     for layer in model.layers:
         layer.compile(backend="eager")
     model(ids())
     before = record(model)
-    out = slapo.apply(model, slapo.replace(Empty, "layers.0.act", nn.ReLU()))
+    sch = slapo.replace(Empty, "layers.0.act", nn.ReLU())
+    with pytest.raises(slapo.ForkError, match=r"compile\(\).*inplace=True"):
+        slapo.apply(model, sch)
+    assert_as_recorded(model, before)
+    assert_same_numbers(stack(), model, ids())
+    out = slapo.apply(model, sch, inplace=True)
     by_hand = stack()
     by_hand.layers[0].act = nn.ReLU()
     assert_same_numbers(by_hand, out, ids())
-    assert_as_recorded(model, before)
-    assert_same_numbers(stack(), model, ids())

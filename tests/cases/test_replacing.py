@@ -599,7 +599,10 @@ def test_case_15_both_sides_replaced_in_one_schedule_may_stay_tied() -> None:
 def test_case_15_untie_unties_and_says_so_in_the_config(path: str, inplace: bool, tmp_path: Any) -> None:
     model = gpt2()
     config, body = model.config, model.transformer.config
-    factories = {"lm_head": lambda old: nn.Linear(8, 17, bias=False), "transformer.wte": lambda old: nn.Embedding(17, 8)}
+    factories = {
+        "lm_head": lambda old: nn.Linear(8, 17, bias=False),
+        "transformer.wte": lambda old: nn.Embedding(17, 8),
+    }
     out = slapo.apply(model, slapo.replace(Empty, path, factories[path], untie=True), inplace=inplace)
     assert out.lm_head.weight is not out.transformer.wte.weight
     assert not out.config.tie_word_embeddings

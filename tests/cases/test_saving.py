@@ -206,6 +206,34 @@ def test_case_31_values_are_rounded_once_and_the_later_cast_counts() -> None:
     assert torch.equal(out.weight, model.weight.double()), "what the plan strikes out leaves no trace"
 
 
+def scripted() -> nn.Sequential:
+    return nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.ReLU())
+
+
+def test_case_31_the_tensors_of_a_scripted_module_are_changed_or_it_is_refused() -> None:
+    model = scripted()
+    for sch, changed in (
+        (slapo.cast(Empty, "0", torch.float64), lambda p: p.dtype == torch.float64),
+        (slapo.freeze(Empty, "0"), lambda p: not p.requires_grad),
+        (slapo.annotate(Empty, "0", "*", "mark", 1), lambda p: hasattr(p, "mark")),
+    ):
+        try:
+            out = slapo.apply(model, sch)
+        except slapo.SlapoError:
+            continue
+        assert all(map(changed, out.parameters())), repr(sch)
+        assert not any(map(changed, model.parameters())), repr(sch)
+
+
+def test_case_31_a_scripted_module_is_checkpointed_or_refused() -> None:
+    try:
+        out = slapo.apply(scripted(), slapo.checkpoint(Empty, "0"))
+    except slapo.SlapoError:
+        return
+    out(torch.ones(1, 4)).sum().backward()
+    assert out[0].weight.grad is not None
+
+
 # ---- 32: layers that return h, (h,), (h, aux)
 
 
@@ -289,16 +317,23 @@ class OwnAttention(nn.Module):
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = old.q_proj, old.k_proj, old.v_proj, old.o_proj
         self.d, self.groups = old.head_dim, old.num_key_value_groups
 
-    def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None = None, **_: Any) -> Any:
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Tensor | None = None, **_: Any
+    ) -> Any:
         batch, tokens, _width = hidden_states.shape
-        q, k, v = (p(hidden_states).view(batch, tokens, -1, self.d).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(hidden_states).view(batch, tokens, -1, self.d).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
         k, v = k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
         scores_BNTT = q @ k.transpose(-1, -2) / self.d**0.5
         hidden_TT = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
         scores_BNTT = scores_BNTT.masked_fill(hidden_TT, -1e300)
         if attention_mask is not None:
-            added = attention_mask if attention_mask.dtype != torch.bool else torch.where(attention_mask, 0.0, -1e30).to(q)
+            added = (
+                attention_mask if attention_mask.dtype != torch.bool else torch.where(attention_mask, 0.0, -1e30).to(q)
+            )
             scores_BNTT = scores_BNTT + added
         mixed = (scores_BNTT.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, -1)
         return self.o_proj(mixed), None
@@ -309,7 +344,11 @@ def test_case_33_only_that_layer_and_the_numbers_hold() -> None:
     config = copy.deepcopy(model.config.to_dict())
     sch = slapo.replace(Empty, slapo.select(model, "model.layers.1.self_attn", LlamaAttention), OwnAttention)
     out = slapo.apply(model, sch)
-    assert [type(layer.self_attn).__name__ for layer in out.model.layers] == ["LlamaAttention", "OwnAttention", "LlamaAttention"]
+    assert [type(layer.self_attn).__name__ for layer in out.model.layers] == [
+        "LlamaAttention",
+        "OwnAttention",
+        "LlamaAttention",
+    ]
     assert [type(layer.self_attn) for layer in model.model.layers] == [LlamaAttention] * 3
     assert out.config.to_dict() == model.config.to_dict() == config
     assert out.model.layers[0].self_attn.config is out.model.layers[2].self_attn.config is out.config

@@ -88,7 +88,9 @@ def test_case_02_layers_1_of_12_is_one_module() -> None:
     model = stack(depth=12)
     assert slapo.select(model, "layers.1").paths == ("layers.1",)
     assert slapo.select(model, "layers.1").modules == (model.layers[1],)
-    assert slapo.select(model, "layers.1.*").paths == tuple(f"layers.1.{name}" for name in dict(model.layers[1].named_children()))
+    assert slapo.select(model, "layers.1.*").paths == tuple(
+        f"layers.1.{name}" for name in dict(model.layers[1].named_children())
+    )
     assert slapo.select(model, "layers.1*").paths == ("layers.1", "layers.10", "layers.11"), "a hole is asked for"
     assert slapo.select(model, "layers.[1]").paths == ("layers.1",)
 
@@ -306,6 +308,30 @@ def test_case_06_a_module_shared_by_two_parents_is_one_place_too() -> None:
     assert out["x"][1] is not shared
 
 
+class Apart(nn.Module):
+    """A child of one part is a part of its own, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+        self.part = self.whole[0]
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_case_06_a_module_inside_a_replaced_one_that_is_shared_with_another_stays_one_or_is_refused(
+    inplace: bool,
+) -> None:
+    model = Apart()
+    before = record(model)
+    with pytest.raises(slapo.TieError, match=r"whole\.0.*part|part.*whole\.0"):
+        slapo.apply(model, slapo.replace(Empty, "whole", lambda old: nn.Sequential(nn.Linear(4, 4))), inplace=inplace)
+    assert_as_recorded(model, before)
+    out = slapo.apply(
+        model, slapo.replace(Empty, "whole", lambda old: nn.Sequential(old[0], nn.ReLU())), inplace=inplace
+    )
+    assert out.whole[0] is out.part
+
+
 # ---- 7: experts held as one parameter
 
 
@@ -346,7 +372,9 @@ def test_case_07_parameter_primitives_take_experts_by_parameter_name() -> None:
         assert layer.experts.gate_up_proj.dtype == torch.float32
         assert layer.experts.down_proj.requires_grad
         assert layer.experts.down_proj.dtype == torch.bfloat16
-        assert hasattr(layer.experts.gate_up_proj, "expert") == hasattr(layer.experts.down_proj, "expert") == (number == 1)
+        assert (
+            hasattr(layer.experts.gate_up_proj, "expert") == hasattr(layer.experts.down_proj, "expert") == (number == 1)
+        )
         assert layer.norm.weight is model.layers[number].norm.weight, "what no entry touches is shared"
     assert_as_recorded(model, before)
 

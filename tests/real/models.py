@@ -121,7 +121,9 @@ class ResNet(nn.Module):
         inplanes = width
         for number, depth in enumerate(depths):
             planes = width * 2**number
-            blocks = [BasicBlock(inplanes if n == 0 else planes, planes, 2 if n == 0 and number else 1) for n in range(depth)]
+            blocks = [
+                BasicBlock(inplanes if n == 0 else planes, planes, 2 if n == 0 and number else 1) for n in range(depth)
+            ]
             self.add_module(f"layer{number + 1}", nn.Sequential(*blocks))
             inplanes = planes
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))

@@ -17,7 +17,9 @@ from .numbers import assert_as_recorded, assert_same, floats, record, step
 Empty = slapo.Schedule()
 ALL = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 HF = pytest.mark.parametrize("case", [c for c in CASES.values() if c.hf], ids=[n for n, c in CASES.items() if c.hf])
-TIED = pytest.mark.parametrize("case", [c for c in CASES.values() if c.tied], ids=[n for n, c in CASES.items() if c.tied])
+TIED = pytest.mark.parametrize(
+    "case", [c for c in CASES.values() if c.tied], ids=[n for n, c in CASES.items() if c.tied]
+)
 GENERATES = pytest.mark.parametrize(
     "case", [c for c in CASES.values() if c.generates], ids=[n for n, c in CASES.items() if c.generates]
 )
@@ -97,7 +99,9 @@ def test_running_statistics_of_a_checkpointed_block_are_updated_once() -> None:
 
 @ALL
 def test_compiled_blocks_give_the_same_numbers(case: Case) -> None:
-    model, out = transformed(case, slapo.compile(Empty, slapo.where(case.blocks)[:: case.n_blocks - 1], backend="eager"))
+    model, out = transformed(
+        case, slapo.compile(Empty, slapo.where(case.blocks)[:: case.n_blocks - 1], backend="eager")
+    )
     model.eval(), out.eval()  # noqa: B018
     assert_same(step(model, case.inputs()), step(out, case.inputs()), 1e-12)
     assert list(out.state_dict()) == list(model.state_dict())
@@ -388,3 +392,19 @@ def test_experts_of_a_mixtral_by_parameter_name() -> None:
     ]
     with pytest.raises(slapo.NoMatchError, match="is a parameter"):
         slapo.select(model, "**.experts.gate_up_proj")
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["plain", "hooked"])
+def test_a_llama_that_accelerate_has_dispatched(forced: bool) -> None:
+    """What from_pretrained(device_map="auto") gives: forwards and `to` are wrapped by accelerate."""
+    from accelerate import dispatch_model
+
+    case = CASES["llama"]
+    plain = case.model()
+    model = dispatch_model(case.model(), {"": "cpu"}, force_hooks=forced)
+    out = slapo.apply(model, slapo.checkpoint(Empty, case.blocks))
+    assert_same(step(plain, case.inputs()), step(out, case.inputs()))
+    with torch.no_grad():
+        for p in copy.deepcopy(out).parameters():
+            p.zero_()
+    assert_same(step(plain, case.inputs()), step(out, case.inputs()))
