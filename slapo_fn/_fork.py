@@ -177,8 +177,8 @@ class Fork(Copier):
                     waiting.extend(module._modules.values())  # type: ignore[arg-type]
 
     def _fill(self, module: nn.Module) -> None:
-        made, held = self.memo[id(module)], vars(module)
-        state = vars(made)
+        made: nn.Module = self.memo[id(module)]
+        held, state = vars(module), vars(made)
         state.update(held)
         _fresh_tables(state)
         if any(map(held.get, TABLES)):
