@@ -38,13 +38,13 @@ def command(checker: str) -> list[str]:
     package = ROOT / "slapo_fn"
     ignored = [f"--ignore={kind}" for kind in IGNORED]
     python = ["--python-interpreter-path", sys.executable]
+    shown, concise = ["--output-format", "min-text"], ["--output-format", "concise"]
+    files = [*map(str, sorted(package.rglob("*.py"))), *typed]
     options = {
         "mypy": ["--strict", "--no-error-summary", "--no-pretty", "--show-absolute-path", str(package), *typed],
         "pyright": ["--outputjson", "-p", str(HERE / "pyrightconfig.json"), "--pythonpath", sys.executable],
-        "pyrefly": ["check", *python, "--search-path", str(ROOT), "--preset", "strict", *ignored]
-        + ["--output-format", "min-text", *map(str, sorted(package.rglob("*.py"))), *typed],
-        "ty": ["check", "--python", str(BIN.parent), "--extra-search-path", str(ROOT), "--output-format", "concise"]
-        + [str(package), *typed],
+        "pyrefly": ["check", *python, "--search-path", str(ROOT), "--preset", "strict", *ignored, *shown, *files],
+        "ty": ["check", "--python", str(BIN.parent), "--extra-search-path", str(ROOT), *concise, str(package), *typed],
     }
     return [str(BIN / checker), *options[checker]]
 
