@@ -16,7 +16,7 @@ from ._fork import Copier, Fork
 from ._inherit import inherit
 from ._rng import Rng
 from ._text import count, fold, what
-from ._tree import Edge, Tree, all_tensors, below, join
+from ._tree import Edge, Tree, all_tensors, below, held_collector, join
 from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
 from .select import Site
@@ -67,9 +67,7 @@ class Work(Generic[Model]):
         self.schedule = _checked(model, schedule)
         self.order = sorted(range(len(self.schedule)), key=lambda n: traits_of(self.schedule[n].primitive).phase)
         self.given = model
-        self.fork = None if inplace else Fork(model)
-        self.tree = Tree(self.fork.root if self.fork else model, keep_journal=inplace)
-        self.rng = Rng()
+        self.inplace = inplace
         self.rows: list[Row] = []
         self.skipped: list[tuple[int, str, str]] = []
         self.problems: list[Problem] = []
@@ -79,7 +77,17 @@ class Work(Generic[Model]):
     # ---- the loop
 
     def __iter__(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
-        journalled = self.tree.journal is not None
+        with held_collector():
+            self.rng = Rng()
+            self.fork = None if self.inplace else Fork(self.given)
+            self.tree = Tree(self.fork.root if self.fork else self.given, keep_journal=self.inplace)
+            try:
+                yield from self._places()
+            except BaseException:  # an interruption, or a loop that was left
+                self._abort()
+                raise
+
+    def _places(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
         for self.number in self.order:
             entry, self.site = self.schedule[self.number], None
             replaced = len(self.tree.gone)
@@ -87,7 +95,7 @@ class Work(Generic[Model]):
                 if len(self.tree.gone) > replaced and not self.tree.holds(site.module):
                     self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
                     continue
-                if journalled:
+                if self.inplace:
                     self.tree.touch(*below(site.module))
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
@@ -99,9 +107,6 @@ class Work(Generic[Model]):
         except Exception as error:
             self._keep(error)
             return ()
-        except BaseException:
-            self._abort()
-            raise
         if not sites:
             self.skipped.append((self.number, "", "matches nothing, which is optional"))
         return sites

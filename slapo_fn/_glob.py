@@ -142,7 +142,7 @@ def _segments(text: str, pattern: str) -> list[Segment]:
 
 
 def _segment(part: str, pattern: str) -> Segment:
-    if not re.search(r"[*\[\]]", part):
+    if "*" not in part and "[" not in part and "]" not in part:
         return Segment(part)
     expression = ""
     numbers: list[Numbers] = []
