@@ -186,7 +186,7 @@ def test_B046_whatever_is_no_module_is_refused_clearly(inplace: bool) -> None:
     model = Model()
     weight = model.fc1
     for wrong in (3, "fc1", nn.Linear, torch.zeros(1), [nn.ReLU()]):
-        with pytest.raises(slapo.MisfitError, match="fc1|module"):
+        with pytest.raises(slapo.MisfitError, match=r"fc1|module"):
             slapo.apply(model, slapo.replace(Empty, "fc1", lambda old, wrong=wrong: wrong), inplace=inplace)
         assert model.fc1 is weight
 

@@ -181,9 +181,9 @@ def test_B018_or_is_refused_where_the_path_is_gone() -> None:
     model = Model()
     child = slapo.select(model, "submod.activation", nn.ReLU)
     sch = slapo.replace(Empty, "submod", lambda old: nn.Identity())
-    with pytest.raises(slapo.NoMatchError, match="submod.activation"):
+    with pytest.raises(slapo.NoMatchError, match=r"submod\.activation"):
         slapo.apply(model, slapo.replace(sch, child, lambda old: nn.GELU()))
     out = slapo.apply(model, sch)
-    with pytest.raises(slapo.NoMatchError, match="submod.activation"):
+    with pytest.raises(slapo.NoMatchError, match=r"submod\.activation"):
         slapo.apply(out, slapo.replace(Empty, child[0], lambda old: nn.GELU()))
     assert list(out.submod.children()) == []

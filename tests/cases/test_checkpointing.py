@@ -113,7 +113,7 @@ def test_case_18_keyword_arguments_pass(names: tuple[str, ...]) -> None:
 def test_case_18_train_and_eval_take_effect(names: tuple[str, ...]) -> None:
     plain, out = stack(p=0.5), slapo.apply(stack(p=0.5), build(*names))
     for mode in (True, False, True):
-        plain.train(mode), out.train(mode)  # noqa: B018
+        plain.train(mode), out.train(mode)
         assert_same_numbers(plain, out, ids())
 
 

@@ -310,7 +310,7 @@ class NeedsMore(nn.Module):
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_case_11_the_given_model_is_bit_for_bit_what_it_was(mode: str) -> None:
-    random.seed(0), numpy.random.seed(0), torch.manual_seed(0)  # noqa: B018
+    random.seed(0), numpy.random.seed(0), torch.manual_seed(0)
     model = stack(depth=2, p=0.5)
     model.train(mode == "train")
     model.layers[0].fc.weight.requires_grad_(False)
@@ -321,7 +321,7 @@ def test_case_11_the_given_model_is_bit_for_bit_what_it_was(mode: str) -> None:
     before, state = record(model), random_state()
 
     def draws(old: nn.Linear) -> nn.Linear:
-        random.random(), numpy.random.rand(), torch.rand(3)  # noqa: B018
+        random.random(), numpy.random.rand(), torch.rand(3)
         return nn.Linear(old.in_features, old.out_features)
 
     sch = slapo.replace(Empty, "layers.*.{fc,proj}", draws)

@@ -75,7 +75,8 @@ def result(schedule):
     torch.manual_seed(1)
     out = slapo.apply(made, schedule)
     x = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4)
-    return [type(m).__name__ for m in out], list(out.state_dict()), out(x).detach(), out[3].weight.tag, out[0].bias.requires_grad
+    names = [type(m).__name__ for m in out]
+    return names, list(out.state_dict()), out(x).detach(), out[3].weight.tag, out[0].bias.requires_grad
 '''
 
 
@@ -310,7 +311,7 @@ def llama() -> LlamaForCausalLM:
 
 
 class OwnAttention(nn.Module):
-    """Attention written out, over the old one's projections: ``B`` batch, ``N`` heads, ``T`` tokens, ``D`` a head's width."""
+    """Attention written out, over the old one's projections: ``B`` batch, ``N`` heads, ``T`` tokens, ``D`` a head's width."""  # noqa: E501
 
     def __init__(self, old: LlamaAttention) -> None:
         super().__init__()

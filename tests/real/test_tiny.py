@@ -102,7 +102,7 @@ def test_compiled_blocks_give_the_same_numbers(case: Case) -> None:
     model, out = transformed(
         case, slapo.compile(Empty, slapo.where(case.blocks)[:: case.n_blocks - 1], backend="eager")
     )
-    model.eval(), out.eval()  # noqa: B018
+    model.eval(), out.eval()
     assert_same(step(model, case.inputs()), step(out, case.inputs()), 1e-12)
     assert list(out.state_dict()) == list(model.state_dict())
 
@@ -112,7 +112,7 @@ def test_a_llama_compiled_by_inductor_inside_checkpoints() -> None:
     case = CASES["llama"]
     sch = slapo.checkpoint(slapo.compile(Empty, case.blocks), case.blocks)
     model, out = transformed(case, sch)
-    model.eval(), out.eval()  # noqa: B018
+    model.eval(), out.eval()
     assert_same(step(model, case.inputs()), step(out, case.inputs()), 1e-6)  # the norms compute in float32
 
 
@@ -157,7 +157,7 @@ def test_probes_see_what_hooks_by_hand_see(case: Case) -> None:
     sch = slapo.probe(Empty, case.blocks, seen.__setitem__)
     sch = slapo.hook(sch, case.blocks, forward_pre=lambda module, args: calls.append(type(module).__name__))
     model, out = transformed(case, sch)
-    model.eval(), out.eval()  # noqa: B018
+    model.eval(), out.eval()
     by_hand: dict[str, Any] = {}
     for path, module in slapo.select(model, case.blocks):
         module.register_forward_hook(lambda m, args, output, path=path: by_hand.__setitem__(path, output))
@@ -179,7 +179,7 @@ def test_all_in_one_schedule(case: Case) -> None:
     sch = slapo.replace(sch, case.mlp, case.own_mlp)
     sch = slapo.probe(sch, slapo.where(case.blocks)[-1], seen.__setitem__)
     model, out = transformed(case, sch)
-    model.eval(), out.eval()  # noqa: B018
+    model.eval(), out.eval()
     for _, norm in slapo.select(model, case.norm):
         norm.requires_grad_(False)
     mine, theirs = step(model, case.inputs()), step(out, case.inputs())
@@ -216,7 +216,7 @@ def test_hidden_states_and_attentions_before_and_after_the_first_forward(case: C
     again = model(**inputs, **{wanted: True})
     assert [len(again[key]) for key in captured] == [len(mine[key]) for key in captured], "nothing is captured twice"
     if kind == "hidden_states":
-        grads = [torch.autograd.grad(one[captured[0]][-1].square().sum(), next(one_model.parameters()), allow_unused=True)
+        grads = [torch.autograd.grad(one[captured[0]][-1].square().sum(), next(one_model.parameters()), allow_unused=True)  # noqa: E501
                  for one, one_model in ((mine, model), (theirs, out))]  # fmt: skip
         assert (grads[0][0] is None and grads[1][0] is None) or torch.equal(grads[0][0], grads[1][0])
 
@@ -278,7 +278,7 @@ def test_saved_and_loaded_again_where_nothing_was_restructured(case: Case, ran: 
     sch = slapo.freeze(sch, slapo.where(case.blocks)[:1])
     sch = slapo.annotate(slapo.probe(sch, case.blocks, lambda path, output: None), "", "**.weight", "mark", 1)
     model, out = transformed(case, sch)
-    model.eval(), out.eval()  # noqa: B018
+    model.eval(), out.eval()
     inputs = case.inputs()
     if ran:
         step(out, inputs)
@@ -302,7 +302,7 @@ def test_a_state_dict_goes_both_ways(case: Case) -> None:
     other = case.build().double()
     assert not out.load_state_dict(other.state_dict()).missing_keys
     other.load_state_dict(out.state_dict())
-    other.eval(), out.eval()  # noqa: B018
+    other.eval(), out.eval()
     assert_same(step(other, case.inputs()), step(out, case.inputs()), 1e-12)
 
 
