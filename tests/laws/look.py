@@ -94,7 +94,7 @@ def hooks(module: nn.Module) -> dict[str, list[str]]:
     }
 
 
-def look(model: nn.Module) -> dict[str, Any]:
+def look(model: nn.Module, *, annotations: bool = True) -> dict[str, Any]:
     """All that a user can see of a model, without identities: models that look alike are the same to a user."""
     firsts: dict[int, str] = {}
     found: dict[str, Any] = {}
@@ -107,7 +107,7 @@ def look(model: nn.Module) -> dict[str, Any]:
             "layers": layers(module),
             "hooks": hooks(module),
             **{
-                name: (firsts.setdefault(id(t), f"{path}:{name}"), t.dtype, t.requires_grad, bits(t), dict(vars(t)))
+                name: (firsts.setdefault(id(t), f"{path}:{name}"), t.dtype, t.requires_grad, bits(t), dict(vars(t)) if annotations else {})
                 for name, t in tensors_of(module)
             },
         }

@@ -469,7 +469,7 @@ MODELS = (
     Model("listed", Listed, x_BTD, ""),
     Model("aliased", Aliased, x_BTD, ["second", "deep.other"], "**"),
     Model("shared container", SharedContainer, x_BTD, ["decoder", "encoder.0"], "**"),
-    Model("tied", Tied, tokens_BT, ["wte", "lm_head", "block"], "lm_head"),
+    Model("tied", Tied, tokens_BT, ["wte", "lm_head", "block"], "block.mlp.{0,2}"),
     Model("hooked", Hooked, x_BTD, ["", "block", "head"], "block.mlp.{0,2}"),
     Model("patched by method", patched_by_method, x_BTD, ["", "*"], "2"),
     Model("patched by partial", patched_by_partial, x_BTD, ["", "*"], "2"),

@@ -80,7 +80,7 @@ def seen(path: str, output: Any) -> None:
 PRIMITIVES = (
     Primitive("replace", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), twin), LINEARS),
     Primitive("replace by wrapper", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), Adapter), LINEARS, True, 1e-6),
-    Primitive("replace fresh", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), refit, untie=True), LINEARS, True, None),
+    Primitive("replace fresh", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), refit), LINEARS, True, None),
     Primitive("cast", lambda s, t: slapo.cast(s, t, torch.float64), ROOT, atol=1e-4, dtype=torch.float64, tensors=True),
     Primitive("cast places", lambda s, t: slapo.cast(s, t, torch.bfloat16), atol=None, tensors=True),
     Primitive("freeze", lambda s, t: slapo.freeze(s, t), atol=1e-6, tensors=True),
@@ -89,7 +89,7 @@ PRIMITIVES = (
     Primitive("checkpoint", lambda s, t: slapo.checkpoint(s, t)),
     Primitive("compile", lambda s, t: slapo.compile(s, t, backend="eager"), atol=1e-6),
     Primitive("hook", lambda s, t: slapo.hook(s, t, forward=passed, forward_pre=passed)),
-    Primitive("hook backward", lambda s, t: slapo.hook(s, t, backward=passed, backward_pre=passed)),
+    Primitive("hook backward", lambda s, t: slapo.hook(s, t, backward=passed, backward_pre=passed), atol=1e-6),
     Primitive("probe", lambda s, t: slapo.probe(s, t, seen)),
 )
 

@@ -43,7 +43,7 @@ def test_every_problem_is_told_at_once_in_order_with_entry_place_and_line() -> N
     sch = slapo.checkpoint(sch, "1")
     sch = slapo.add(sch, "[0:2].norm", refusing_at, None); refused = line()  # noqa: E702
     sch = slapo.annotate(sch, "2", "no.such", "key", 1); nameless = line()  # noqa: E702
-    with pytest.raises(slapo.ScheduleError, match="4 problems; nothing was changed") as caught:
+    with pytest.raises(slapo.ScheduleError, match="4 problems") as caught:
         slapo.apply(blocks(), sch)
     problems = caught.value.exceptions
     assert sorted(type(one).__name__ for one in problems) == ["NoMatchError", "ParameterNameError", "ValueError", "ValueError"]

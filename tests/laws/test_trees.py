@@ -159,7 +159,7 @@ def test_outputs_and_gradients_are_the_same(data: st.DataObject) -> None:
         return [out.detach(), x_BD.grad]
 
     for mine, theirs in zip(both(result), both(model), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-6)
+        assert torch.allclose(mine, theirs, atol=1e-4)  # gradients are summed up in another order
 
 
 @given(st.data())
