@@ -13,19 +13,19 @@ one `apply` pass that leaves the given model as it was.
 
 # By their full names: a relative import would bring in the submodule of the same name beside the function, and an
 # editor would go to both.
+from slapo_fn._rules import Site as Site
 from slapo_fn.apply import apply as apply
 from slapo_fn.plan import Plan as Plan
 from slapo_fn.plan import Step as Step
 from slapo_fn.plan import plan as plan
-from slapo_fn.select import Selection as Selection
-from slapo_fn.select import Selector as Selector
-from slapo_fn.select import Site as Site
-from slapo_fn.select import Target as Target
 from slapo_fn.select import at as at
 from slapo_fn.select import exactly as exactly
 from slapo_fn.select import optional as optional
 from slapo_fn.select import select as select
 from slapo_fn.select import where as where
+from slapo_fn.selection import Selection as Selection
+from slapo_fn.selection import Selector as Selector
+from slapo_fn.selection import Target as Target
 
 from ._catalog import Primitive as Primitive
 from ._catalog import primitives as primitives

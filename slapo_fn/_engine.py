@@ -12,14 +12,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import nn
 
+from ._algebra import empty_options
 from ._fork import Copier, Fork
 from ._inherit import inherit
 from ._rng import Rng
+from ._rules import Site
 from ._text import count, fold, what
-from ._tree import Edge, Tree, all_tensors, below, held_collector, join
+from ._ties import Break, broken_ties, refuse_open, refuse_split
+from ._tree import Edge, Tree, below, held_collector
 from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
-from .select import Site
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -71,6 +73,7 @@ class Work(Generic[Model]):
         self.rows: list[Row] = []
         self.skipped: list[tuple[int, str, str]] = []
         self.problems: list[Problem] = []
+        self.open_ties: list[tuple[Site[nn.Module], Break]] = []
         self.number = 0
         self.site: Site[nn.Module] | None = None
 
@@ -100,6 +103,7 @@ class Work(Generic[Model]):
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
                 yield entry, site
+            self._close_ties()
 
     def _sites(self, entry: Entry[Any]) -> tuple[Site[nn.Module], ...]:
         try:
@@ -107,8 +111,8 @@ class Work(Generic[Model]):
         except Exception as error:
             self._keep(error)
             return ()
-        if not sites:
-            self.skipped.append((self.number, "", "matches nothing, which is optional"))
+        for rule in empty_options(entry.selector.rule, self.tree.root):
+            self.skipped.append((self.number, str(rule), "matches nothing, which is optional"))
         return sites
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
@@ -144,19 +148,25 @@ class Work(Generic[Model]):
         # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
         old, untie = site.module, getattr(args, "untie", False)
         self._refuse_strangers(site, new, share=getattr(args, "share", False))
-        broken = self._broken_ties(old, new)
-        if broken and not untie:
-            raise TieError(
-                f"{broken[0][0]} and {broken[0][1]} are one tied parameter, and the new module has another: keep the old "
-                "parameter in it, replace both places, or give untie=True.",
-                broken[0],
-            )
+        broken = broken_ties(self.tree, old, new)
+        if not untie:
+            refuse_split(self.tree, old, new)
+            self.open_ties += [(site, one) for one in broken]
         only = next((edge[:2] for edge in shared if edge.path == site.path), None) if untie else None
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
         self.tree.put(old, new, only=only)
-        if broken:
+        if broken and untie:
             _tell_config(self.tree)
+
+    def _close_ties(self) -> None:
+        """Look, when all places of an entry are done, whether the ties that it opened are closed again."""
+        for self.site, broken in self.open_ties:
+            try:
+                refuse_open(self.tree, broken)
+            except TieError as error:
+                self._keep(error)
+        self.open_ties.clear()
 
     def _refuse_strangers(self, site: Site[nn.Module], new: nn.Module, *, share: bool) -> None:
         old = site.module
@@ -172,22 +182,6 @@ class Work(Generic[Model]):
                 "which has to stay apart: build it from the module that the factory is called with.",
                 [site.path],
             )
-
-    def _broken_ties(self, old: nn.Module, new: nn.Module) -> list[tuple[str, str]]:
-        """Pairs of names that are tied and would not be."""
-        if not old._modules and not old._parameters and not old._buffers:
-            return []
-        lost = all_tensors(below(old))
-        inside = {id(module) for module in below(old)}
-        for key in all_tensors(below(new)):
-            lost.pop(key, None)
-        pairs: list[tuple[str, str]] = []
-        for tensor in lost.values():
-            slots = [(id(module) in inside, join(self.tree.path(module), name)) for module, name in self.tree.slots(tensor)]
-            mine, others = [path for within, path in slots if within], [path for within, path in slots if not within]
-            if mine and others:
-                pairs.append((mine[0], others[0]))
-        return pairs
 
     # ---- the end
 

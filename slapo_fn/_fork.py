@@ -31,11 +31,12 @@ ATOMS: frozenset[type] = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, type, torch.dtype, torch.device)
     + (torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType, nn.Parameter, Tensor)
 )
+BINDING = (nn.Module, types.MethodType, types.FunctionType, functools.partial)  # what closures bind modules with
 KNOWN = frozenset(vars(nn.Module()))
 TABLES = tuple(key for key, value in vars(nn.Module()).items() if type(value) is OrderedDict)  # of hooks
 SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set")  # containers to copy, tensors to share
 COMPILED = (
-    "a module that was compiled by its own compile() cannot be copied. Apply the schedule first and compile the result, "
+    "a module whose forward was compiled already cannot be copied. Apply the schedule first and compile the result, "
     "with slapo.compile or by hand; or give inplace=True to apply."
 )
 
@@ -108,16 +109,41 @@ class Copier:
         return weakref.ref(self.memo[id(value())]) if id(value()) in self.memo else value
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        held = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        held = [getattr(one, "__self__", one) if isinstance(one, types.MethodType) else one for one in held]
-        if self.closures and any(isinstance(one, nn.Module) and id(one) in self.memo for one in held):
-            raise ForkError(
-                f"the function {value.__qualname__} is a closure over a module of the model, so a copy would run the "
-                "original's weights. Bind it instead (module.forward = types.MethodType(function, module)), or "
-                "give inplace=True to apply."
-            )
-        return value
+        """A closure over a module of the model is made anew over its copy; what else it closes over stays shared."""
+        if not self.closures or not self._reaches(value, set()):
+            return value
+        if hasattr(value, "_torchdynamo_orig_callable"):
+            raise ForkError(COMPILED)
+        cells = [types.CellType() for _ in value.__closure__ or ()]
+        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, tuple(cells))
+        self.memo[id(value)] = made
+        for cell, old in zip(cells, value.__closure__ or (), strict=True):
+            if old != types.CellType():
+                cell.cell_contents = self._closed(old.cell_contents)
+        made.__defaults__ = tuple(map(self._closed, value.__defaults__ or ())) or None
+        made.__kwdefaults__ = {key: self._closed(one) for key, one in (value.__kwdefaults__ or {}).items()}
+        functools.update_wrapper(made, value, updated=())
+        vars(made).update({key: self._closed(one) for key, one in vars(value).items()})
+        return made
+
+    def _closed(self, value: Any) -> Any:
+        return self.copy(value) if isinstance(value, BINDING) else value
+
+    def _reaches(self, value: Any, seen: set[int]) -> bool:
+        """Whether a function, bound method or partial leads to a module that is copied."""
+        if id(value) in seen or not isinstance(value, BINDING):
+            return False
+        seen.add(id(value))
+        if isinstance(value, nn.Module):
+            return id(value) in self.memo
+        if isinstance(value, types.MethodType):
+            held: list[Any] = [value.__self__]
+        elif isinstance(value, functools.partial):
+            held = [value.func, *value.args, *value.keywords.values()]
+        else:
+            held = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+            held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *vars(value).values()]
+        return any(self._reaches(one, seen) for one in held)
 
     def _unknown(self, value: Any) -> Any:
         try:
@@ -201,10 +227,9 @@ class Fork(Copier):
         try:
             vars(made)[key] = self.copy(value)
         except ForkError as error:
-            if key == "_compiled_call_impl":
-                error = ForkError(COMPILED)
-            error.add_note(f"it is the attribute {key!r} of a {type(made).__name__}")
-            raise error from None
+            refused = ForkError(COMPILED) if key == "_compiled_call_impl" else error
+            refused.add_note(f"it is the attribute {key!r} of a {type(made).__name__}")
+            raise refused from None
         if self.met_module:
             self.links.append((made, key))
 

@@ -12,7 +12,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+
+from .errors import MisfitError
 
 
 class Forward:
@@ -44,6 +47,19 @@ class Forward:
         return inspect.signature(type(self.module).forward.__get__(self.module))
 
 
+def refuse_scripted(module: nn.Module) -> None:
+    """Refuse to edit inside a scripted module.
+
+    Raises:
+        MisfitError: It is one.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise MisfitError(
+            f"a scripted module ({module.original_name}) cannot be edited inside: transform the model before it is scripted, "
+            "or replace the whole module"
+        )
+
+
 def layers(module: nn.Module) -> Iterator[Forward]:
     """The layers around a module's forward, the outermost first."""
     layer = vars(module).get("forward")
@@ -53,7 +69,12 @@ def layers(module: nn.Module) -> Iterator[Forward]:
 
 
 def wrap(module: nn.Module, layer: Forward) -> None:
-    """Put a layer around the module's forward, at the depth that its rank asks for."""
+    """Put a layer around the module's forward, at the depth that its rank asks for.
+
+    Raises:
+        MisfitError: The module is scripted; its forward cannot be reached.
+    """
+    refuse_scripted(module)
     kept = [known for known in layers(module) if type(known) is not type(layer)]
     core = vars(module).get("forward")
     while isinstance(core, Forward):

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._forward import rewrap
+from ._text import fold
 from ._tree import Tree, all_tensors, below, join
 from .errors import HookError
 
@@ -37,7 +38,7 @@ def inherit(tree: Tree, old: nn.Module, new: nn.Module) -> None:
     if old._modules or new._modules:
         was = {id(module): module for module in below(old)}
         now = {id(module): module for module in below(new)}
-        _refuse_lost_hooks(tree, old, was, now)
+        _refuse_lost_hooks(tree, old, new, was, now)
         fresh = [module for key, module in now.items() if key not in was]
     else:
         now, fresh = {id(new): new}, [new]
@@ -64,16 +65,35 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def _refuse_lost_hooks(tree: Tree, old: nn.Module, was: dict[int, nn.Module], now: dict[int, nn.Module]) -> None:
-    lost = [module for key, module in was.items() if module is not old and key not in now and has_hooks(module)]
-    lost = [module for module in lost if all(id(parent) in was for parent, _ in tree.registrations(module))]
+def _refuse_lost_hooks(
+    tree: Tree, old: nn.Module, new: nn.Module, was: dict[int, nn.Module], now: dict[int, nn.Module]
+) -> None:
+    hooked = [m for key, m in was.items() if m is not old and key not in now and has_hooks(m)]
+    hooked = [m for m in hooked if all(id(parent) in was for parent, _ in tree.registrations(m))]
+    if not hooked:
+        return
+    theirs = dict(new.named_modules(remove_duplicate=False))
+    mine = {id(module): path for path, module in old.named_modules()}
+    lost = [module for module in hooked if not _carries(theirs.get(mine[id(module)]), module)]
     if lost:
         paths = [tree.path(module) for module in lost]
         raise HookError(
-            f"hooks on {', '.join(paths)} would be lost: these modules are inside {tree.path(old) or 'the root'}, which "
-            "is replaced. Keep the modules in the new one, remove the hooks first, or give inherit=False.",
+            f"hooks on {', '.join(fold(paths))} would be lost: these modules are inside {tree.path(old) or 'the root'}, which "
+            f"is replaced{_whose(lost)}. Keep the modules in the new one, remove the hooks first, or give inherit=False.",
             paths,
         )
+
+
+def _carries(new: nn.Module | None, old: nn.Module) -> bool:
+    """Whether the module at the same place in the new one, a copy of the old one say, has its hooks."""
+    return new is not None and all(vars(old)[table].keys() <= vars(new)[table].keys() for table, _ in TABLES)
+
+
+def _whose(hooked: list[nn.Module]) -> str:
+    found = {getattr(one, "__module__", "") for m in hooked for table, _ in TABLES for one in vars(m)[table].values()}
+    if any(name.startswith("transformers.") for name in found):
+        return " (they are transformers' own, from a forward that gave hidden states or attentions: transform it before)"
+    return ""
 
 
 def _tensors(tree: Tree, old: nn.Module, new: nn.Module, fresh: list[nn.Module]) -> None:
@@ -125,7 +145,8 @@ def _like(tensor: Tensor, like: Tensor, dtype: bool, freeze: bool, in_tree: Call
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Hang the old module's very tables of hooks on the new one, so that handles on them still remove their hooks; the
-    new module's own hooks come after."""
+    new module's own hooks come after.
+    """
     mine, theirs = vars(old), vars(new)
     if mine["_backward_hooks"] and not theirs["_backward_hooks"]:
         theirs["_is_full_backward_hook"] = mine["_is_full_backward_hook"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ._find import ANY_NUMBER, spelled
+from ._forward import refuse_scripted
 from ._glob import parse
 from ._text import fold, what
 from ._tree import join
@@ -44,6 +45,7 @@ def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[st
                     known.append(dotted)
                     if glob.accepts(glob.step(glob.start(), dotted, ANY_NUMBER)):
                         met = True
+                        refuse_scripted(holder)
                         yield dotted, holder, name, tensor
     if not met and names != "**":
         near = difflib.get_close_matches(names, known, 3, 0.5)

@@ -95,9 +95,9 @@ def columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return [f"  {line}".rstrip() for line in lines]
 
 
-def page(text: str, *, struck: str = "") -> str:
+def page(text: str, *, marks: Sequence[str] = ()) -> str:
     """A text for a notebook, escaped, in the notebook's own colours; what stands between two marks is struck through."""
     shown = html.escape(text)
-    if struck:
-        shown = re.sub(f"{re.escape(struck)}(.*?){re.escape(struck)}", r"<s>\1</s>", shown)
+    for mark, tag in zip(marks, ("<s>", "</s>"), strict=False):
+        shown = shown.replace(mark, tag)
     return f'<pre style="line-height:1.35">{shown}</pre>'

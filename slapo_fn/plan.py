@@ -14,6 +14,8 @@ from ._engine import Work, prepare
 from ._text import columns, count, fold, page
 from .schedule import Entry, Schedule, shown_args, traits_of
 
+MARKS = ("\ue000\ue000", "\ue001\ue001")  # private characters around what is struck through: no name has them by accident
+
 
 class Step(NamedTuple):
     """What one entry does at one place.
@@ -67,6 +69,9 @@ class Plan:
         return {number: tuple(group) for number, group in groupby(steps, key=lambda step: step.number)}
 
     def __repr__(self) -> str:
+        return self._text().translate({ord(mark[0]): "~" for mark in MARKS})
+
+    def _text(self) -> str:
         head = f"Plan for {self.model}: {count(len(self.schedule), 'entry')}, {count(len(self.steps), 'place')}"
         if self.order != tuple(range(len(self.order))):
             head += f"; order of execution {', '.join(map(str, self.order))}"
@@ -92,7 +97,7 @@ class Plan:
             head, tail = ("", ""), ("", "")
 
     def _repr_html_(self) -> str:
-        return page(repr(self), struck="~~")
+        return page(self._text(), marks=MARKS)
 
 
 def _line(before: str, after: str, overridden_by: int | None, steps: list[Step]) -> str:
@@ -102,7 +107,7 @@ def _line(before: str, after: str, overridden_by: int | None, steps: list[Step])
     line = f"{paths}: {change}" + (f"  x{len(steps)}" if len(steps) > 1 else "")
     if aliases:
         line += f"  (also {', '.join(aliases)})"
-    return line if overridden_by is None else f"~~{line}~~ overridden by {overridden_by}"
+    return line if overridden_by is None else f"{MARKS[0]}{line}{MARKS[1]} overridden by {overridden_by}"
 
 
 def plan(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Plan:
@@ -140,7 +145,7 @@ def _recorded(work: Work[nn.Module]) -> Plan:
     skipped: dict[tuple[int, str], list[str]] = {}
     for number, path, reason in work.skipped:
         skipped.setdefault((number, reason), []).append(path)
-    told = [(number, f"{', '.join(fold(filter(None, paths)))} {reason}".strip()) for (number, reason), paths in skipped.items()]
+    told = [(number, f"{', '.join(fold(paths))} {reason}".strip()) for (number, reason), paths in skipped.items()]
     by_path: dict[str, list[int]] = {}
     for at, row in enumerate(work.rows):
         by_path.setdefault(row.path, []).append(at)

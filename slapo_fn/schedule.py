@@ -14,9 +14,11 @@ from typing_extensions import NamedTuple
 from typing_extensions import TypeVar as DefaultTypeVar
 
 from ._origin import Origin, here
+from ._rules import Site
 from ._text import columns, page, short, what
 from .errors import ArgumentError
-from .select import M, Selector, Site, Target, as_selector
+from .select import as_selector
+from .selection import M, Selector, Target
 
 A = DefaultTypeVar("A", default=Any)
 B = TypeVar("B")
@@ -68,7 +70,7 @@ def traits(phase: Phase, overrides: Callable[[Any, Any], bool] | None = None) ->
     """
 
     def declare(primitive: F) -> F:
-        setattr(primitive, "_traits", Traits(phase, overrides))
+        vars(primitive)["_traits"] = Traits(phase, overrides)
         return primitive
 
     return declare
@@ -112,7 +114,7 @@ class Entry(_Triple[A]):
         """The primitive's name as a user calls it: ``checkpoint`` for ``checkpoint_at``."""
         return str(getattr(self.primitive, "__name__", type(self.primitive).__name__)).removesuffix("_at")
 
-    def noted(self, origin: Origin | None, label: str) -> Entry[A]:
+    def _noted(self, origin: Origin | None, label: str) -> Entry[A]:
         """The same entry with another origin and label."""
         made = Entry(*self)
         made.__dict__.update(_origin=origin, _label=label)
@@ -162,7 +164,8 @@ class Schedule(tuple[Entry[Any], ...]):
     @overload
     def __add__(self, other: tuple[B, ...]) -> tuple[Entry[Any] | B, ...]: ...
     def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return Schedule(super().__add__(other))
+        both = super().__add__(other)
+        return Schedule(both) if all(isinstance(one, Entry) for one in other) else both
 
     def __repr__(self) -> str:
         rows = [
@@ -206,7 +209,7 @@ def add(schedule: Schedule, target: Target[M], primitive: Callable[[Site[M], A],
     checked(schedule)
     if not callable(primitive):
         raise ArgumentError(f"a primitive is a function (site, args) -> module, not {what(primitive)}")
-    entry = Entry(as_selector(target), primitive, args).noted(here(), "")
+    entry = Entry(as_selector(target), primitive, args)._noted(here(), "")
     return Schedule((*schedule, entry))
 
 
@@ -262,7 +265,7 @@ def label(schedule: Schedule, name: str, *which: int | str) -> Schedule:
     if not isinstance(name, str) or not name:
         raise ArgumentError(f"a label is a str that is not empty, not {what(name)}")
     named = _numbers(schedule, which or (-1,))
-    return Schedule(entry.noted(entry.origin, name) if n in named else entry for n, entry in enumerate(schedule))
+    return Schedule(entry._noted(entry.origin, name) if n in named else entry for n, entry in enumerate(schedule))
 
 
 def entries(schedule: Iterable[Entry[Any]], args: type[A]) -> tuple[Entry[A], ...]:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from typing_extensions import NamedTuple
 
 from .._named import checked_names, named_tensors
+from .._rules import Site
 from .._text import what
 from .._weights import renewed
 from ..errors import ArgumentError, MisfitError
 from ..schedule import Phase, Schedule, add, traits
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 
 class AnnotateArgs(NamedTuple):

@@ -10,11 +10,12 @@ from torch import nn
 from typing_extensions import NamedTuple
 
 from .._named import checked_names, named_tensors
+from .._rules import Site
 from .._text import what
 from .._weights import renewed
 from ..errors import ArgumentError, MisfitError
 from ..schedule import Phase, Schedule, add, traits
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 
 class CastArgs(NamedTuple):
@@ -58,7 +59,7 @@ def cast(schedule: Schedule, target: Target[M], dtype: torch.dtype, names: str =
     return add(schedule, target, cast_at, CastArgs(dtype, checked_names(names)))
 
 
-@traits(Phase.NUMERICS, overrides=lambda earlier, later: earlier.names == later.names)
+@traits(Phase.NUMERICS)
 def cast_at(site: Site[nn.Module], args: CastArgs) -> nn.Module:
     """Lower one `cast` entry at one place."""
     for dotted, holder, name, tensor in named_tensors(site.path, site.module, args.names):

@@ -16,10 +16,11 @@ from torch.utils.checkpoint import noop_context_fn
 from typing_extensions import NamedTuple
 
 from .._forward import Forward, wrap
-from .._replay import Replay, is_cache
+from .._replay import Replay, is_cache, running_norms
+from .._rules import Site
 from ..errors import ArgumentError
 from ..schedule import Phase, Schedule, add, traits
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
@@ -49,8 +50,8 @@ def checkpoint(
     """Recompute the activations of each selected module in the backward pass instead of keeping them.
 
     Outputs and gradients are the plain module's, dropout included; names, class and signature stay. With gradients
-    switched off the plain forward runs. A key-value cache among the arguments is written once, not again in the
-    recomputation.
+    switched off the plain forward runs. A key-value cache among the arguments, and the running statistics of batch
+    norms, are written once, not again in the recomputation.
 
     Args:
         schedule: The schedule so far.
@@ -99,35 +100,39 @@ class Checkpointed(Forward):
     def __init__(self, module: nn.Module, args: CheckpointArgs) -> None:
         super().__init__(module)
         self.args = args
+        self.norms = running_norms(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.call(*args, **kwargs)
         run: Callable[..., Any] = self.call
-        if not torch.compiler.is_compiling() and any(map(is_cache, (*args, *kwargs.values()))):
-            run = Replay(run)
+        writes = self.norms or any(map(is_cache, (*args, *kwargs.values())))
+        if writes and not torch.compiler.is_compiling():
+            run = Replay(run, self.norms)
+        return self._reentrant(run, args, kwargs) if self.args.use_reentrant else self._plain(run, args, kwargs)
+
+    def _plain(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = self.args
-        if settings.use_reentrant:  # it takes no keywords, and sees gradients of positional tensors only
-            names = tuple(kwargs)
-
-            def run_flat(*flat: Any) -> Any:
-                return run(*flat[: len(flat) - len(names)], **dict(zip(names, flat[len(flat) - len(names) :], strict=True)))
-
-            return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
-                run_flat,
-                *args,
-                *kwargs.values(),
-                use_reentrant=True,
-                preserve_rng_state=settings.preserve_rng_state,
-            )
+        contexts = {} if settings.context_fn is noop_context_fn else {"context_fn": settings.context_fn}
         return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
             run,
             *args,
             use_reentrant=False,
             preserve_rng_state=settings.preserve_rng_state,
-            context_fn=settings.context_fn,
             determinism_check=settings.determinism_check,
             debug=settings.debug,
             early_stop=settings.early_stop,
+            **contexts,  # dynamo does not take the default one when it is spelled out
             **kwargs,
+        )
+
+    def _reentrant(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # It takes no keywords, and sees gradients of positional tensors only.
+        names, count = tuple(kwargs), len(args)
+
+        def run_flat(*flat: Any) -> Any:
+            return run(*flat[:count], **dict(zip(names, flat[count:], strict=True)))
+
+        return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
+            run_flat, *args, *kwargs.values(), use_reentrant=True, preserve_rng_state=self.args.preserve_rng_state
         )

@@ -16,10 +16,11 @@ from torch import nn
 from typing_extensions import NamedTuple
 
 from .._forward import Forward, wrap
+from .._rules import Site
 from .._text import what
 from ..errors import ArgumentError
 from ..schedule import Phase, Schedule, add, traits
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 
 class CompileArgs(NamedTuple):

@@ -9,10 +9,11 @@ from torch import nn
 from typing_extensions import NamedTuple
 
 from .._named import checked_names, named_tensors
+from .._rules import Site
 from .._weights import renewed
 from ..errors import MisfitError
 from ..schedule import Phase, Schedule, add, traits
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 
 class FreezeArgs(NamedTuple):

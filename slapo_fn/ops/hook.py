@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 from torch import nn
 from typing_extensions import NamedTuple
 
+from .._rules import Site
 from .._text import what
 from ..errors import ArgumentError
 from ..schedule import Schedule, add
-from ..select import M, Site, Target
+from ..selection import M, Target
 
 Hook: TypeAlias = Callable[..., Any]
 

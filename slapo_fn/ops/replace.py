@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, Union
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 from typing_extensions import NamedTuple
 
 from .._fork import Fork
+from .._rules import Site
 from .._text import what
 from .._weights import clone_rest, fill
 from ..errors import ArgumentError, MisfitError
 from ..schedule import Schedule, add
-from ..select import M, Site, Target
+from ..selection import M, Target
 
-Weights: TypeAlias = Union[Literal["inherit", "fresh"], Mapping[str, str]]
+Weights: TypeAlias = Literal["inherit", "fresh"] | Mapping[str, str]
 
 
 class ReplaceArgs(NamedTuple):

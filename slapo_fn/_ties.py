@@ -1,0 +1,76 @@
+"""What a replacement would separate: tied parameters, and modules that are registered in several places."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ._tree import Tree, all_tensors, below, join
+from .errors import TieError
+
+
+class Break(NamedTuple):
+    """A tie that is open: the tensor, one of its names inside the replaced module, and one outside."""
+
+    tensor: Tensor
+    inside: str
+    outside: str
+
+
+def broken_ties(tree: Tree, old: nn.Module, new: nn.Module) -> list[Break]:
+    """The ties between a module and the rest of the tree that a new module in its place does not keep."""
+    if not old._modules and not old._parameters and not old._buffers:
+        return []
+    lost = all_tensors(below(old))
+    inside = {id(module) for module in below(old)}
+    for key in all_tensors(below(new)):
+        lost.pop(key, None)
+    breaks: list[Break] = []
+    for tensor in lost.values():
+        slots = [(id(module) in inside, join(tree.path(module), name)) for module, name in tree.slots(tensor)]
+        mine, others = [path for within, path in slots if within], [path for within, path in slots if not within]
+        if mine and others:
+            breaks.append(Break(tensor, mine[0], others[0]))
+    return breaks
+
+
+def refuse_open(tree: Tree, broken: Break) -> None:
+    """Refuse a tie that is still open when all places of an entry are done.
+
+    It is closed when nothing holds the tensor any more, and its two names hold one new tensor.
+
+    Raises:
+        TieError: It is open.
+    """
+    if not tree.slots(broken.tensor):
+        held = {join(tree.path(module), name): t for module in below(tree.root) for name, t in module._parameters.items()}
+        if held.get(broken.inside) is not None and held[broken.inside] is held.get(broken.outside):
+            return
+    raise TieError(
+        f"{broken.inside} and {broken.outside} are one tied parameter, and the new module has another: keep the old "
+        "parameter in it; replace both places in one entry, by modules that share one; or give untie=True.",
+        broken[1:],
+    )
+
+
+def refuse_split(tree: Tree, old: nn.Module, new: nn.Module) -> None:
+    """Refuse to replace a module that contains one which stands elsewhere, too, and which the new one does not contain.
+
+    Raises:
+        TieError: There is one.
+    """
+    if not old._modules:
+        return
+    inside = {id(module): module for module in below(old)}
+    kept = {id(module) for module in below(new)}
+    for key, module in inside.items():
+        if module is not old and key not in kept:
+            edges = [(id(edge.parent) in inside, edge.path) for edge in tree.edges(module)]
+            mine, others = [path for within, path in edges if within], [path for within, path in edges if not within]
+            if mine and others:
+                raise TieError(
+                    f"{mine[0]} and {others[0]} are one shared module, and the new {tree.path(old)} does not contain it: "
+                    "keep it in the new one, or give untie=True.",
+                    [mine[0], others[0]],
+                )
