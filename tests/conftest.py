@@ -11,7 +11,12 @@ from hypothesis import HealthCheck, Phase, settings
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)  # to explain takes longer than all the rest
 settings.register_profile(
-    "quick", deadline=None, max_examples=25, phases=PHASES, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    deadline=None,
+    max_examples=25,
+    phases=PHASES,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", deadline=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -48,9 +48,12 @@ class Still:
             for name, tensor in tensors_of(module):
                 grad = tensor.grad if tensor.is_leaf else None
                 found[f"tensor {path}:{name}"] = (
-                    (id(tensor), tensor._version, tensor.dtype, tensor.requires_grad, tensor.is_leaf)
-                    + (bits(tensor), id(grad), bits(grad), dict(vars(tensor)))
-                )
+                    id(tensor),
+                    tensor._version,
+                    tensor.dtype,
+                    tensor.requires_grad,
+                    tensor.is_leaf,
+                ) + (bits(tensor), id(grad), bits(grad), dict(vars(tensor)))
         found["torch"] = torch.get_rng_state().numpy().tobytes()
         found["python"] = random.getstate()
         found["numpy"] = numpy.random.get_state()[1].tobytes(), numpy.random.get_state()[2:]
@@ -88,7 +91,9 @@ def layers(module: nn.Module) -> list[tuple[str, object]]:
 def hooks(module: nn.Module) -> dict[str, list[str]]:
     """Hooks in order, by kind."""
     return {
-        key: [getattr(one := getattr(hook, "hook", hook), "__qualname__", type(one).__name__) for hook in table.values()]
+        key: [
+            getattr(one := getattr(hook, "hook", hook), "__qualname__", type(one).__name__) for hook in table.values()
+        ]
         for key, table in vars(module).items()
         if key.endswith("_hooks") and table
     }
@@ -107,7 +112,13 @@ def look(model: nn.Module, *, annotations: bool = True) -> dict[str, Any]:
             "layers": layers(module),
             "hooks": hooks(module),
             **{
-                name: (firsts.setdefault(id(t), f"{path}:{name}"), t.dtype, t.requires_grad, bits(t), dict(vars(t)) if annotations else {})
+                name: (
+                    firsts.setdefault(id(t), f"{path}:{name}"),
+                    t.dtype,
+                    t.requires_grad,
+                    bits(t),
+                    dict(vars(t)) if annotations else {},
+                )
                 for name, t in tensors_of(module)
             },
         }

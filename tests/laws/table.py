@@ -79,7 +79,9 @@ def seen(path: str, output: Any) -> None:
 
 PRIMITIVES = (
     Primitive("replace", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), twin), LINEARS),
-    Primitive("replace by wrapper", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), Adapter), LINEARS, True, 1e-6),
+    Primitive(
+        "replace by wrapper", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), Adapter), LINEARS, True, 1e-6
+    ),
     Primitive("replace fresh", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), refit), LINEARS, True, None),
     Primitive("cast", lambda s, t: slapo.cast(s, t, torch.float64), ROOT, atol=1e-4, dtype=torch.float64, tensors=True),
     Primitive("cast places", lambda s, t: slapo.cast(s, t, torch.bfloat16), atol=None, tensors=True),

@@ -1,4 +1,4 @@
-"""Laws 7, 8 and 9: any entry can be dropped, schedules compose, the order of phases is declared, the cascade is visible."""
+"""Laws 7, 8 and 9: any entry can be dropped, schedules compose, phases are sorted, the cascade is visible."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def phase(primitive: Primitive) -> slapo.Phase:
     return slapo.traits_of(primitive.schedule(ROW)[0].primitive).phase
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(a, b) for a, b in BINARY if phase(a) <= phase(b)], ids=named
-)
+@pytest.mark.parametrize(("first", "second"), [(a, b) for a, b in BINARY if phase(a) <= phase(b)], ids=named)
 def test_a_sum_applied_is_one_applied_after_the_other(first: Primitive, second: Primitive) -> None:
     together = slapo.apply(blocks_of(0), first.schedule(ROW) + second.schedule(ROW))
     one = slapo.apply(blocks_of(0), first.schedule(ROW))

@@ -12,8 +12,10 @@ import slapo_fn
 PACKAGE = pathlib.Path(slapo_fn.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 LAYERS = {
-    **dict.fromkeys(("errors", "_origin", "_text", "_tree", "_glob", "_find", "_fork", "_forward", "_rng", "_replay"), 0),
-    **dict.fromkeys(("_near", "_rules", "_weights", "_named", "_inherit", "select"), 1),
+    **dict.fromkeys(
+        ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_fork", "_forward", "_rng", "_replay"), 0
+    ),
+    **dict.fromkeys(("_near", "_rules", "_algebra", "_weights", "_named", "_inherit", "selection", "select"), 1),
     **dict.fromkeys(("schedule",), 2),
     **dict.fromkeys(("_engine", "apply", "plan"), 3),
     **dict.fromkeys(("_catalog", "__init__"), 4),
@@ -48,7 +50,11 @@ def lengths(file: str) -> dict[str, int]:
     for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0]
-            said = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+            said = (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            )
             found[node.name] = node.end_lineno - node.lineno + 1 - (first.end_lineno - first.lineno + 1 if said else 0)
     return found
 

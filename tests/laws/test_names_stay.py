@@ -44,7 +44,9 @@ UNHOOKED = "traced"  # torch's own copies of a graph module lose its hooks and w
 @pytest.mark.parametrize(("primitive", "row"), QUIET, ids=named)
 def test_names_classes_signatures_and_modes_stay(primitive: Primitive, row: Model) -> None:
     model = row.make()
-    plain = copy.deepcopy(row.make()) if row.name == "traced" else row.make()  # a copied graph module has another class name
+    plain = (
+        copy.deepcopy(row.make()) if row.name == "traced" else row.make()
+    )  # a copied graph module has another class name
     expected, result = names(plain), slapo.apply(model, primitive.schedule(row))
     assert names(result) == expected
     for (_, mine), (_, theirs) in zip(result.named_modules(), model.named_modules(), strict=True):

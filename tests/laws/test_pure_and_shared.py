@@ -1,4 +1,4 @@
-"""Laws 1 and 2: the input stays as it was, bit for bit; the result has modules of its own and shares every other tensor."""
+"""Laws 1 and 2: the input stays as it was; the result has modules of its own and shares every other tensor."""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ S = slapo.Schedule()
 SCHEDULES: dict[str, Callable[[], slapo.Schedule]] = {
     "replace": lambda: slapo.replace(S, slapo.where("*.mlp.0", nn.Linear), refit),
     "replace by class": lambda: slapo.replace(S, "0.mlp.0", Adapter, weights=None),
-    "replace with weights": lambda: slapo.replace(S, "0.mlp.0", twin, weights={"weight": "weight", "bias": "bias"}, share=True),
+    "replace with weights": lambda: slapo.replace(
+        S, "0.mlp.0", twin, weights={"weight": "weight", "bias": "bias"}, share=True
+    ),
     "cast": lambda: slapo.cast(S, "**.norm", torch.bfloat16),
     "freeze": lambda: slapo.freeze(S, ["0", re.compile(r"[12]\.norm")], "**.weight"),
     "annotate": lambda: slapo.annotate(S, nn.LayerNorm, "*", "key", (1, "a")),

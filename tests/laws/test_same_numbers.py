@@ -1,4 +1,4 @@
-"""Laws 5 and 6 and what primitives promise: ties stay, what was there is inherited, outputs and gradients are the same."""
+"""Laws 5 and 6 and what primitives promise: ties stay, what was there is inherited, numbers are the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def test_outputs_and_gradients_are_the_plain_model_s(primitive: Primitive, row: 
     found = run(result, row, primitive.dtype)
     trained = {f"grad of {name}" for name, p in result.named_parameters(remove_duplicate=False) if p.requires_grad}
     assert not [key for key, value in found.items() if key in trained and value is None and plain.get(key) is not None]
-    shared = [key for key in plain if not key.startswith("grad of") or key.startswith("grad of input") or key in trained]
+    shared = [
+        key for key in plain if not key.startswith("grad of") or key.startswith("grad of input") or key in trained
+    ]
     shared = [key for key in shared if key in found and not (found[key] is not None and plain[key] is None)]
     assert [key for key in shared if key.startswith("output")] == [key for key in plain if key.startswith("output")]
     assert_same({key: found[key] for key in shared}, {key: plain[key] for key in shared}, primitive.atol or 0.0)
@@ -47,7 +49,9 @@ def test_ties_stay(primitive: Primitive, row: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("primitive", "row"), [pair for pair in PAIRS if pair[0].restructures and "Tied" not in pair[1].build.__name__], ids=named
+    ("primitive", "row"),
+    [pair for pair in PAIRS if pair[0].restructures and "Tied" not in pair[1].build.__name__],
+    ids=named,
 )
 def test_a_shared_module_that_is_replaced_stays_shared(primitive: Primitive, row: Model) -> None:
     model = row.make()
@@ -82,7 +86,9 @@ def test_a_fresh_module_that_leaves_a_shared_module_out_is_refused_by_both_names
 
 
 def test_both_sides_of_a_tie_are_cast_frozen_and_annotated_together() -> None:
-    sch = slapo.cast(slapo.freeze(slapo.annotate(S, "lm_head", "weight", "no_decay", True), "wte"), "lm_head", torch.bfloat16)
+    sch = slapo.cast(
+        slapo.freeze(slapo.annotate(S, "lm_head", "weight", "no_decay", True), "wte"), "lm_head", torch.bfloat16
+    )
     result = slapo.apply(Tied(), sch)
     assert result.lm_head.weight is result.wte.weight
     weight = result.wte.weight
@@ -254,7 +260,9 @@ def test_an_lstm_runs_on_the_parameters_that_it_shows(dtype: torch.dtype | None,
 
 def test_a_keyword_may_have_the_name_of_one_of_torch_s_own() -> None:
     class Called(nn.Module):
-        def forward(self, x: Tensor, use_reentrant: float, preserve_rng_state: float, early_stop: float = 1.0) -> Tensor:
+        def forward(
+            self, x: Tensor, use_reentrant: float, preserve_rng_state: float, early_stop: float = 1.0
+        ) -> Tensor:
             return x * use_reentrant + preserve_rng_state * early_stop
 
     result = slapo.apply(Called(), slapo.checkpoint(S, ""))
@@ -272,6 +280,7 @@ def test_a_checkpointed_module_runs_twice_and_the_others_once() -> None:
     model = blocks().train()
     counts = [0, 0, 0]
     for number in range(3):
+
         def counting(module: nn.Module, args: object, number: int = number) -> None:
             counts[number] += 1
 
