@@ -15,7 +15,9 @@ LAYERS = {
     **dict.fromkeys(
         ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_fork", "_forward", "_rng", "_replay"), 0
     ),
-    **dict.fromkeys(("_near", "_rules", "_algebra", "_weights", "_named", "_inherit", "selection", "select"), 1),
+    **dict.fromkeys(
+        ("_near", "_rules", "_algebra", "_weights", "_named", "_inherit", "_ties", "selection", "select"), 1
+    ),
     **dict.fromkeys(("schedule",), 2),
     **dict.fromkeys(("_engine", "apply", "plan"), 3),
     **dict.fromkeys(("_catalog", "__init__"), 4),
@@ -24,7 +26,10 @@ LAYERS = {
 
 def layer(module: str) -> int:
     """A module's layer: every op is at 3."""
-    return 3 if module.split(".")[0] == "ops" else LAYERS[module]
+    if module.split(".")[0] == "ops":
+        return 3
+    assert module in LAYERS, f"give {module} a layer in LAYERS"
+    return LAYERS[module]
 
 
 def imports(file: str) -> set[str]:
