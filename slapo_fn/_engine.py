@@ -13,13 +13,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import nn
 
 from ._algebra import empty_options
-from ._fork import Copier, Fork
+from ._copier import ATOMS
+from ._fork import KNOWN, Fork, Relink
 from ._inherit import inherit
 from ._rng import Rng
 from ._rules import Site
 from ._text import count, fold, what
-from ._ties import Break, broken_ties, refuse_open, refuse_split
-from ._tree import Edge, Tree, below, held_collector
+from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
+from ._tree import Tree, all_tensors, below, held_collector
 from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
 
@@ -45,6 +46,7 @@ class Row(NamedTuple):
         after: The class that stands there now.
         aliases: Other paths of the same place.
         module: The module that the entry left there.
+        replaced: Whether that is another one than before.
     """
 
     number: int
@@ -53,6 +55,7 @@ class Row(NamedTuple):
     after: str
     aliases: tuple[str, ...]
     module: nn.Module
+    replaced: bool
 
 
 class Work(Generic[Model]):
@@ -94,6 +97,8 @@ class Work(Generic[Model]):
         for self.number in self.order:
             entry, self.site = self.schedule[self.number], None
             replaced = len(self.tree.gone)
+            self.tree.templates.clear()
+            self.rng.begin_entry(f"{entry.name}:{entry.selector.rule}")
             for site in self._sites(entry):
                 if len(self.tree.gone) > replaced and not self.tree.holds(site.module):
                     self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
@@ -138,13 +143,14 @@ class Work(Generic[Model]):
                 f"{entry.name} gave {what(new)} where a module has to stand; to leave a place as it is, give the old module",
                 [site.path],
             )
-        shared = self.tree.edges(old) if len(self.tree.registrations(old)) > 1 else []
+        aliases: tuple[str, ...] = ()
+        if self.tree.shared(old):
+            aliases = tuple(path for path in self.tree.paths(old) if path != site.path)
         if new is not old:
-            self._replace(site, new, shared, entry.args)
-        aliases = tuple(edge.path for edge in shared if edge.path != site.path)
-        self.rows.append(Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new))
+            self._replace(site, new, aliases, entry.args)
+        self.rows.append(Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new, new is not old))
 
-    def _replace(self, site: Site[nn.Module], new: nn.Module, shared: list[Edge], args: object) -> None:
+    def _replace(self, site: Site[nn.Module], new: nn.Module, aliases: tuple[str, ...], args: object) -> None:
         # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
         old, untie = site.module, getattr(args, "untie", False)
         self._refuse_strangers(site, new, share=getattr(args, "share", False))
@@ -152,7 +158,7 @@ class Work(Generic[Model]):
         if not untie:
             refuse_split(self.tree, old, new)
             self.open_ties += [(site, one) for one in broken]
-        only = next((edge[:2] for edge in shared if edge.path == site.path), None) if untie else None
+        only = only_place(self.tree, old, site.path) if untie and aliases else None
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
         self.tree.put(old, new, only=only)
@@ -195,10 +201,24 @@ class Work(Generic[Model]):
             self._abort()
             raise self.problems[0].error if len(self.problems) == 1 else _together(self.problems)
         self.rng.restore()
-        if self.fork and self.fork.links and self.tree.replaced:
-            for module, key in self.fork.links:
-                vars(module)[key] = Copier(dict(self.tree.replaced)).copy(vars(module)[key])
+        self._relink()
         return self.tree.root  # type: ignore[return-value]
+
+    def _relink(self) -> None:
+        """Let plain attributes that refer to what was exchanged refer to what took its place."""
+        exchanged = self.tree.exchanged
+        links = self.fork.links if self.fork else self._links() if exchanged else []
+        if links and exchanged:
+            modules = list(below(self.tree.root))
+            relink = Relink([*modules, *all_tensors(modules).values()], exchanged)
+            for module, key in links:
+                if key in vars(module):
+                    vars(module)[key] = relink.copy(vars(module)[key])
+
+    def _links(self) -> list[tuple[nn.Module, str]]:
+        there = [module for module in below(self.tree.root) if id(module) in self.tree.first]
+        plain = ((module, key) for module in there if len(vars(module)) != len(KNOWN) for key in vars(module).keys() - KNOWN)
+        return [(module, key) for module, key in plain if type(vars(module)[key]) not in ATOMS]
 
     def _abort(self) -> None:
         self.rng.restore()

@@ -27,9 +27,16 @@ class Forward:
     rank: ClassVar[int] = 0
     __name__ = "forward"
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, args: Any) -> None:
         self.module = module
+        self.args = args
         self.inner: Callable[..., Any] | None = None
+
+    def over(self, module: nn.Module, inner: Callable[..., Any] | None) -> Forward:
+        """The same layer, made anew, around another module or another inside."""
+        made = type(self)(module, self.args)
+        made.inner = inner
+        return made
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """What this layer is around: the next layer, the instance's own forward, or the class's."""
@@ -76,24 +83,24 @@ def wrap(module: nn.Module, layer: Forward) -> None:
     """
     refuse_scripted(module)
     kept = [known for known in layers(module) if type(known) is not type(layer)]
+    _build(module, [*kept, layer])
+
+
+def _build(module: nn.Module, wanted: list[Forward]) -> None:
     core = vars(module).get("forward")
     while isinstance(core, Forward):
         core = core.inner
-    for outer in sorted([*kept, layer], key=lambda one: one.rank):
-        outer.module, outer.inner = module, core
-        core = outer
-    vars(module)["forward"] = core
+    for layer in sorted(wanted, key=lambda one: one.rank):
+        core = layer.over(module, core)
+    if core is None:
+        vars(module).pop("forward", None)
+    else:
+        vars(module)["forward"] = core
 
 
 def rewrap(old: nn.Module, new: nn.Module) -> None:
     """Move the layers around one module's forward to the module that takes its place."""
-    if "forward" not in vars(old) or not (moved := list(layers(old))):
-        return
-    core = moved[-1].inner
-    if core is None:
-        del vars(old)["forward"]
-    else:
-        vars(old)["forward"] = core
-    for layer in moved:
-        if not any(type(own) is type(layer) for own in layers(new)):
-            wrap(new, layer)
+    if "forward" in vars(old) and (moved := list(layers(old))):
+        _build(old, [])
+        mine = {type(layer) for layer in layers(new)}
+        _build(new, [*layers(new), *(layer for layer in moved if type(layer) not in mine)])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ._forward import rewrap
 from ._text import fold
 from ._tree import Tree, all_tensors, below, join
+from ._weights import renewed
 from .errors import HookError
 
 TABLES = (
@@ -52,10 +53,9 @@ def inherit(tree: Tree, old: nn.Module, new: nn.Module) -> None:
         if module._parameters or module._buffers:
             _tensors(tree, old, new, fresh)
             break
-    if fresh and fresh[0] is new:
-        if has_hooks(old):
-            _move_hooks(old, new)
-        rewrap(old, new)
+    if has_hooks(old):
+        _move_hooks(old, new)
+    rewrap(old, new)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -135,12 +135,7 @@ def _like(tensor: Tensor, like: Tensor, dtype: bool, freeze: bool, in_tree: Call
     same = tensor.device == like.device and tensor.dtype == to_dtype and tensor.requires_grad == grad
     if same or tensor.is_meta or isinstance(tensor, nn.UninitializedParameter) or in_tree(tensor):
         return tensor
-    moved = tensor.detach().to(like.device, to_dtype)
-    if not isinstance(tensor, nn.Parameter):
-        return moved
-    made = nn.Parameter(moved, requires_grad=grad)
-    vars(made).update(vars(tensor))
-    return made
+    return renewed(tensor, device=like.device, dtype=to_dtype, requires_grad=grad)
 
 
 def _move_hooks(old: nn.Module, new: nn.Module) -> None:

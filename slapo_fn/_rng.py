@@ -25,11 +25,21 @@ class Rng:
         self.numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         self.key = hashlib.blake2b(self.states[0].numpy().tobytes(), digest_size=32).digest()
 
+    def begin_entry(self, entry: str) -> None:
+        """Draw from an entry's own streams of Python's and numpy's random numbers from now on."""
+        seed = self._seed(entry)
+        random.seed(seed)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+
+    def _seed(self, name: str) -> int:
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, key=self.key).digest(), "little")
+
     def begin(self, place: str) -> None:
         """Draw from the stream of a place from now on."""
-        digest = hashlib.blake2b(place.encode(), digest_size=8, key=self.key).digest()
+        seed = self._seed(place)
         for generator in self.generators:
-            generator.manual_seed(int.from_bytes(digest, "little"))
+            generator.manual_seed(seed)
 
     def end(self) -> None:
         """Go back to the torch state that there was when the pass began."""

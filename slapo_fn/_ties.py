@@ -74,3 +74,19 @@ def refuse_split(tree: Tree, old: nn.Module, new: nn.Module) -> None:
                     "keep it in the new one, or give untie=True.",
                     [mine[0], others[0]],
                 )
+
+
+def only_place(tree: Tree, module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The one registration of a shared module that a path spells.
+
+    Raises:
+        TieError: The path leads through a container that is shared itself, so that no one place is only there.
+    """
+    for edge in tree.edges(module):
+        if edge.path == path and not tree.shared(edge.parent):
+            return edge.parent, edge.name
+    raise TieError(
+        f"{path!r} is inside a container that is shared itself, so that it cannot change alone ({', '.join(tree.paths(module))} "
+        "are one): untie the container first.",
+        tree.paths(module),
+    )

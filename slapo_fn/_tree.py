@@ -75,14 +75,15 @@ class Tree:
 
     Attributes:
         root: The model; a new object once the root itself was replaced.
-        replaced: ``id`` of each module that was put out of the tree to the module in its place.
+        exchanged: ``id`` of each module and tensor that was put out of the tree to what took its place.
+        first: ``id`` of each module that was there at first.
         journal: What every touched module's ``__dict__`` held before, kept only for an edit in place.
     """
 
     def __init__(self, root: nn.Module, *, keep_journal: bool = False) -> None:
         self.root: nn.Module = root
-        self.replaced: dict[int, nn.Module] = {}
-        self.shared: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
+        self.exchanged: dict[int, nn.Module | Tensor] = {}
+        self.templates: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
         self.gone: list[nn.Module | Tensor] = []  # keeps what was put out alive, so that no id is used twice
         self.journal: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any]]] | None = {} if keep_journal else None
         self.puts: list[tuple[nn.Module, str, nn.Module]] = []  # of an edit in place: what stood where
@@ -92,6 +93,7 @@ class Tree:
         self._slots: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] | None = None
         with held_collector():
             self._index(root)
+        self.first = frozenset((*self._parents, id(root)))
 
     def _index(self, top: nn.Module) -> None:
         parents, waiting = self._parents, [top]
@@ -127,6 +129,21 @@ class Tree:
     def edges(self, module: nn.Module) -> list[Edge]:
         """Every registration of a module in the tree, the first one first; none for the root."""
         return [Edge(parent, name, join(self.path(parent), name)) for parent, name in self.registrations(module)]
+
+    def paths(self, module: nn.Module) -> list[str]:
+        """Every path of a module, through every registration of it and of what it is in."""
+        if module is self.root:
+            return [""]
+        return [join(path, name) for parent, name in self.registrations(module) for path in self.paths(parent)]
+
+    def shared(self, module: nn.Module) -> bool:
+        """Whether a module has several paths."""
+        while self._others and module is not self.root:
+            known = self.registrations(module)
+            if len(known) != 1:
+                return bool(known)
+            module = known[0][0]
+        return False
 
     def registrations(self, module: nn.Module) -> list[Registration]:
         """Every ``(parent, name)`` in the tree under which a module is registered, the first one first."""
@@ -189,7 +206,7 @@ class Tree:
             self._index_tensors(new)
         self.gone.append(old)
         if only is None:
-            self.replaced[id(old)] = new
+            self.exchanged[id(old)] = new
 
     def renew(self, old: Tensor, new: Tensor) -> None:
         """Exchange a tensor for another wherever it is held, so that ties stay."""
@@ -200,10 +217,11 @@ class Tree:
             assert self._slots is not None
             self._slots.setdefault(id(new), {})[id(module), name] = (module, name)
         self.gone.append(old)
+        self.exchanged[id(old)] = new
 
     def roll_back(self) -> None:
         """Undo every edit: give the touched modules their old attributes, in the very containers that held them."""
-        for module, state, held in (self.journal or {}).values():
+        for module, state, held in reversed((self.journal or {}).values()):
             vars(module).clear()
             vars(module).update(state)
             for key, value in state.items():

@@ -17,13 +17,28 @@ from .errors import WeightsError
 Held = dict[str, Any]
 
 
-def renewed(parameter: Tensor, *, dtype: torch.dtype | None = None, requires_grad: bool | None = None) -> Tensor:
-    """A tensor of its own, over the same storage unless the dtype changes; what a user hung on it stays on it."""
-    values = parameter.detach() if dtype is None else parameter.detach().to(dtype)
-    if not isinstance(parameter, nn.Parameter):
-        return values
-    made = nn.Parameter(values, parameter.requires_grad if requires_grad is None else requires_grad)
-    vars(made).update(vars(parameter))
+def renewed(
+    tensor: Tensor,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    requires_grad: bool | None = None,
+) -> Tensor:
+    """A tensor of its own, over the same storage unless device or dtype change.
+
+    A parameter stays one of its class, and what a user hung on it, attributes and hooks, stays on it.
+    """
+    values = tensor.detach().to(device or tensor.device, dtype or tensor.dtype)
+    grad = tensor.requires_grad if requires_grad is None else requires_grad
+    made = nn.Parameter.__new__(type(tensor), values, grad) if isinstance(tensor, nn.Parameter) else values
+    vars(made).update(vars(tensor))
+    hooks: dict[int, Any] = getattr(tensor, "_backward_hooks", None) or {}
+    accumulated: dict[int, Any] = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    if made.requires_grad:
+        for hook in hooks.values():
+            made.register_hook(hook)  # type: ignore[no-untyped-call]
+        for hook in accumulated.values():
+            made.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return made
 
 

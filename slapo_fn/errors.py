@@ -7,6 +7,7 @@ notes that say which entry of the schedule it was and where that entry was writt
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class SlapoError(Exception):
@@ -78,6 +79,9 @@ class ScheduleError(SlapoError, ExceptionGroup[Exception]):
 
     def __str__(self) -> str:
         return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ScheduleError, (self.message, list(self.exceptions)))
 
     def derive(self, excs: Sequence[Exception], /) -> ScheduleError:  # type: ignore[override]
         """A part of the group is a group of the same class (`split`, `subgroup` and ``except*`` ask for it)."""

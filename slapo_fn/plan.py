@@ -12,6 +12,7 @@ from torch import nn
 
 from ._engine import Work, prepare
 from ._text import columns, count, fold, page
+from ._tree import all_tensors, below
 from .schedule import Entry, Schedule, shown_args, traits_of
 
 MARKS = ("\ue000\ue000", "\ue001\ue001")  # private characters around what is struck through: no name has them by accident
@@ -159,19 +160,28 @@ def _recorded(work: Work[nn.Module]) -> Plan:
 
 
 def _overridden_by(work: Work[nn.Module], at: int, by_path: Mapping[str, list[int]]) -> int | None:
-    """The later entry that makes a row void: it overrides the same module, or has put that module out of the tree."""
+    """The later entry that makes a row void: it overrides the same module, or has put out all that the row made."""
     row = work.rows[at]
     mine = work.schedule[row.number]
     overrides = traits_of(mine.primitive).overrides
-    gone = not work.tree.holds(row.module)
+    gone = row.replaced and not _left(work, row.module)
     for later in (work.rows[other] for other in by_path[row.path] if other > at):
         theirs = work.schedule[later.number]
         if overrides and theirs.primitive is mine.primitive and overrides(mine.args, theirs.args):
             return later.number
-        if gone and later.module is not row.module:
+        if gone and later.replaced:
             return later.number
     above = [other for path in _above(row.path) for other in by_path.get(path, ()) if other > at] if gone else []
-    return work.rows[min(above)].number if above else None
+    return next((work.rows[other].number for other in sorted(above) if work.rows[other].replaced), None)
+
+
+def _left(work: Work[nn.Module], made: nn.Module) -> bool:
+    """Whether anything of a new module is still in the tree: itself, a module in it, or a tensor that it brought."""
+    known = work.fork.memo if work.fork else {}
+    parts = list(below(made))
+    return any(map(work.tree.holds, parts)) or any(
+        id(tensor) not in known and work.tree.slots(tensor) for tensor in all_tensors(parts).values()
+    )
 
 
 def _above(path: str) -> Iterator[str]:

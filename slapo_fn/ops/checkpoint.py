@@ -98,8 +98,7 @@ class Checkpointed(Forward):
     rank: ClassVar[int] = Phase.CHECKPOINT
 
     def __init__(self, module: nn.Module, args: CheckpointArgs) -> None:
-        super().__init__(module)
-        self.args = args
+        super().__init__(module, args)
         self.norms = running_norms(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,10 +111,13 @@ class Checkpointed(Forward):
         return self._reentrant(run, args, kwargs) if self.args.use_reentrant else self._plain(run, args, kwargs)
 
     def _plain(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def run_with_keywords(*inner: Any) -> Any:
+            return run(*inner, **kwargs)
+
         settings = self.args
         contexts = {} if settings.context_fn is noop_context_fn else {"context_fn": settings.context_fn}
         return torch_checkpoint(  # pyright: ignore[reportUnknownVariableType]
-            run,
+            run_with_keywords if kwargs else run,  # given apart, for torch's own function has keywords of some names
             *args,
             use_reentrant=False,
             preserve_rng_state=settings.preserve_rng_state,
@@ -123,7 +125,6 @@ class Checkpointed(Forward):
             debug=settings.debug,
             early_stop=settings.early_stop,
             **contexts,  # dynamo does not take the default one when it is spelled out
-            **kwargs,
         )
 
     def _reentrant(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

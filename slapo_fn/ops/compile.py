@@ -94,8 +94,7 @@ class Compiled(Forward):
     rank: ClassVar[int] = Phase.COMPILE
 
     def __init__(self, module: nn.Module, args: CompileArgs) -> None:
-        super().__init__(module)
-        self.args = args
+        super().__init__(module, args)
         self.compiled: Callable[..., Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

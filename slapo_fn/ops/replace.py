@@ -114,9 +114,9 @@ def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
 
 def _shared(site: Site[nn.Module], template: nn.Module) -> nn.Module:
     assert site.tree is not None
-    made = site.tree.shared.get(id(template))
+    made = site.tree.templates.get(id(template))
     if made is None:
-        made = site.tree.shared[id(template)] = Fork(template).root
+        made = site.tree.templates[id(template)] = Fork(template).root
         clone_rest(made, template)
     return made
 

@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(slapo_fn.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 LAYERS = {
     **dict.fromkeys(
-        ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_fork", "_forward", "_rng", "_replay"), 0
+        ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_copier", "_fork", "_forward", "_rng", "_replay"), 0
     ),
     **dict.fromkeys(
         ("_near", "_rules", "_algebra", "_weights", "_named", "_inherit", "_ties", "selection", "select"), 1
