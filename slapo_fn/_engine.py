@@ -13,14 +13,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import nn
 
 from ._algebra import empty_options
-from ._copier import ATOMS
-from ._fork import KNOWN, Fork, Relink
+from ._fork import Fork
 from ._inherit import inherit
+from ._relink import relink
 from ._rng import Rng
 from ._rules import Site
 from ._text import count, fold, what
 from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
-from ._tree import Tree, all_tensors, below, held_collector
+from ._tree import Tree, below, held_collector
 from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
 
@@ -201,24 +201,8 @@ class Work(Generic[Model]):
             self._abort()
             raise self.problems[0].error if len(self.problems) == 1 else _together(self.problems)
         self.rng.restore()
-        self._relink()
+        relink(self.tree, self.fork.links if self.fork else None)
         return self.tree.root  # type: ignore[return-value]
-
-    def _relink(self) -> None:
-        """Let plain attributes that refer to what was exchanged refer to what took its place."""
-        exchanged = self.tree.exchanged
-        links = self.fork.links if self.fork else self._links() if exchanged else []
-        if links and exchanged:
-            modules = list(below(self.tree.root))
-            relink = Relink([*modules, *all_tensors(modules).values()], exchanged)
-            for module, key in links:
-                if key in vars(module):
-                    vars(module)[key] = relink.copy(vars(module)[key])
-
-    def _links(self) -> list[tuple[nn.Module, str]]:
-        there = [module for module in below(self.tree.root) if id(module) in self.tree.first]
-        plain = ((module, key) for module in there if len(vars(module)) != len(KNOWN) for key in vars(module).keys() - KNOWN)
-        return [(module, key) for module, key in plain if type(vars(module)[key]) not in ATOMS]
 
     def _abort(self) -> None:
         self.rng.restore()

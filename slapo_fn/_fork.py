@@ -12,7 +12,7 @@ import copy
 from collections import OrderedDict
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ._copier import ATOMS, COMPILED, Copier
 from ._tree import held_collector
@@ -110,27 +110,6 @@ class Fork(Copier):
         self.met, self.closures = outer
         result: nn.Module = self.memo[id(module)]
         return result
-
-
-class Relink(Copier):
-    """Follows, on plain attributes, the modules and tensors that were exchanged.
-
-    Args:
-        kept: What stays.
-        exchanged: ``id`` of what was put out to what took its place; a chain is followed to its end.
-    """
-
-    def __init__(self, kept: list[nn.Module | Tensor], exchanged: dict[int, nn.Module | Tensor]) -> None:
-        memo: dict[int, Any] = {id(one): one for one in kept}
-        for key, new in exchanged.items():
-            while id(new) in exchanged and exchanged[id(new)] is not new:
-                new = exchanged[id(new)]
-            memo[key] = new
-        super().__init__(memo)
-
-    def _method(self, value: Any) -> Any:
-        owner = self.memo.get(id(value.__self__), value.__self__)
-        return value if owner is value.__self__ else getattr(owner, value.__func__.__name__)
 
 
 def _copies_itself(kind: type) -> bool:

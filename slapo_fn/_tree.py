@@ -92,11 +92,11 @@ class Tree:
         self._cut = False  # whether some of these may belong to modules that were put out of the tree
         self._slots: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] | None = None
         with held_collector():
-            self._index(root)
-        self.first = frozenset((*self._parents, id(root)))
+            self.first = self._index(root)
 
-    def _index(self, top: nn.Module) -> None:
-        parents, waiting = self._parents, [top]
+    def _index(self, top: nn.Module) -> list[nn.Module]:
+        """Take a module's children in; gives those that are new to the index, after the module itself."""
+        parents, waiting, new = self._parents, [top], [top]
         done: set[int] = set()
         for parent in waiting:
             for name, child in parent._modules.items():
@@ -105,11 +105,13 @@ class Tree:
                 key = id(child)
                 if key not in parents:
                     parents[key] = (parent, name)
+                    new.append(child)
                 elif parents[key] != (parent, name):
                     self._register(child, parent, name)
                 if child._modules and key not in done:
                     done.add(key)
                     waiting.append(child)
+        return new
 
     def _register(self, child: nn.Module, parent: nn.Module, name: str) -> None:
         known = [self._parents.get(id(child)), *self._others.get(id(child), ())]

@@ -1,0 +1,68 @@
+"""After an edit, let plain attributes that refer to what was exchanged refer to what took its place.
+
+    self.layers = [self.one]; one -> new   ->   self.layers = [new]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ._copier import ATOMS, Copier
+from ._fork import KNOWN
+from ._tree import Tree, all_tensors, below
+
+Link = tuple[nn.Module, str]
+
+
+def relink(tree: Tree, links: Sequence[Link] | None) -> None:
+    """Rewrite the links that lead to modules and tensors which the tree has exchanged.
+
+    Args:
+        tree: The edited tree.
+        links: The plain attributes that refer to modules or tensors; None looks for them.
+    """
+    if not tree.exchanged:
+        return
+    if links is None:
+        links = [(module, key) for module, key in _found(tree.first) if tree.holds(module)]
+    if not links:
+        return
+    modules = list(below(tree.root))
+    follow = Relink([*modules, *all_tensors(modules).values()], tree.exchanged)
+    for module, key in links:
+        if key in vars(module):
+            vars(module)[key] = follow.copy(vars(module)[key])
+
+
+def _found(modules: Iterable[nn.Module]) -> Iterator[Link]:
+    """The plain attributes that may refer to modules or tensors."""
+    for module in modules:
+        held = vars(module)
+        if len(held) != len(KNOWN):
+            for key, value in held.items():
+                if key not in KNOWN and type(value) not in ATOMS:
+                    yield module, key
+
+
+class Relink(Copier):
+    """Follows, on plain attributes, the modules and tensors that were exchanged.
+
+    Args:
+        kept: What stays.
+        exchanged: ``id`` of what was put out to what took its place; a chain is followed to its end.
+    """
+
+    def __init__(self, kept: list[nn.Module | Tensor], exchanged: dict[int, nn.Module | Tensor]) -> None:
+        memo: dict[int, Any] = {id(one): one for one in kept}
+        for key, new in exchanged.items():
+            while id(new) in exchanged and exchanged[id(new)] is not new:
+                new = exchanged[id(new)]
+            memo[key] = new
+        super().__init__(memo)
+
+    def _method(self, value: Any) -> Any:
+        owner = self.memo.get(id(value.__self__), value.__self__)
+        return value if owner is value.__self__ else getattr(owner, value.__func__.__name__)
