@@ -39,8 +39,10 @@ demo: $(READY)
 
 # In two goes: what shares the machine well, two at a time; then what measures, loads weights or talks to editors.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not ($(APART))"
-	$(BIN)/pytest -m "$(APART)"
+	@failed=0; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not ($(APART))" || failed=1; \
+	$(BIN)/pytest -m "$(APART)" || failed=1; \
+	exit $$failed
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
