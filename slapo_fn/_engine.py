@@ -201,7 +201,7 @@ class Work(Generic[Model]):
             self._abort()
             raise self.problems[0].error if len(self.problems) == 1 else _together(self.problems)
         self.rng.restore()
-        relink(self.tree, self.fork.links if self.fork else None)
+        relink(self.tree, self.fork.links if self.fork else None, self.site.module if self.site else None)
         return self.tree.root  # type: ignore[return-value]
 
     def _abort(self) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,16 +19,19 @@ from ._tree import Tree, all_tensors, below
 Link = tuple[nn.Module, str]
 
 
-def relink(tree: Tree, links: Sequence[Link] | None) -> None:
+def relink(tree: Tree, links: Sequence[Link] | None, last: nn.Module | None) -> None:
     """Rewrite the links that lead to modules and tensors which the tree has exchanged.
 
     Args:
         tree: The edited tree.
         links: The plain attributes that refer to modules or tensors; None looks for them.
+        last: The module of the place that was lowered last.
     """
     if not tree.exchanged:
         return
     if links is None:
+        if not any(_referred(one, is_last=one is last) for one in tree.gone):
+            return
         links = [(module, key) for module, key in _found(tree.first) if tree.holds(module)]
     if not links:
         return
@@ -35,6 +40,14 @@ def relink(tree: Tree, links: Sequence[Link] | None) -> None:
     for module, key in links:
         if key in vars(module):
             vars(module)[key] = follow.copy(vars(module)[key])
+
+
+def _referred(gone: nn.Module | Tensor, *, is_last: bool) -> bool:
+    """Whether something may refer to what was put out, beside the records of the pass: the tree's lists of what was there
+    at first and of what is gone, its journal, its put, and the site of the last place. A look at every attribute of every
+    module would cost more than the rest of the pass."""
+    records, this_call = 4 + 2 * is_last, 3  # the last is held by its site and by our caller, too
+    return sys.getrefcount(gone) > records + this_call or weakref.getweakrefcount(gone) > 0
 
 
 def _found(modules: Iterable[nn.Module]) -> Iterator[Link]:

@@ -1,0 +1,40 @@
+"""References to a replaced module are followed in place, and looked for only where there may be some."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+from torch import nn
+
+import slapo_fn as slapo
+from slapo_fn import _relink
+
+SCH = slapo.replace(slapo.Schedule(), nn.GELU, nn.ReLU())
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often every attribute was looked at."""
+    seen: list[int] = []
+    found = _relink._found
+    monkeypatch.setattr(_relink, "_found", lambda modules: seen.append(1) or found(modules))
+    return seen
+
+
+def test_modules_that_nothing_refers_to_cost_no_look_at_every_attribute(looks: list[int]) -> None:
+    net = nn.Sequential(nn.GELU(), nn.Sequential(nn.GELU(), nn.Linear(2, 2)))
+    slapo.apply(net, SCH, inplace=True)
+    assert type(net[1][0]) is nn.ReLU
+    assert looks == []
+
+
+@pytest.mark.parametrize("keep", [lambda m: [m], lambda m: {"a": m}, lambda m: (m,), weakref.ref, lambda m: m.forward])
+def test_a_reference_to_a_leaf_is_followed(looks: list[int], keep: object) -> None:
+    net = nn.Sequential(nn.GELU(), nn.Linear(2, 2))
+    net.__dict__["kept"] = keep(net[0])
+    slapo.apply(net, SCH, inplace=True)
+    kept = net.kept
+    found = {list: lambda: kept[0], tuple: lambda: kept[0], dict: lambda: kept["a"], weakref.ref: lambda: kept()}
+    assert found.get(type(kept), lambda: kept.__self__)() is net[0]
+    assert looks == [1]
