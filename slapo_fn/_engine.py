@@ -1,6 +1,6 @@
 """The machinery of one pass. `apply` and `plan` are its loop; what they do not say is here.
 
-    model, schedule  ->  fork  ->  (entry, site), (entry, site), …  ->  put  ->  model or problems
+model, schedule  ->  fork  ->  (entry, site), (entry, site), …  ->  put  ->  model or problems
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Work(Generic[Model]):
                 raise
 
     def _places(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
-        for self.number in self.order:
-            entry, self.site = self.schedule[self.number], None
+        for number in self.order:
+            entry, self.number, self.site = self.schedule[number], number, None
             replaced = len(self.tree.gone)
             self.tree.templates.clear()
             self.rng.begin_entry(f"{entry.name}:{entry.selector.rule}")
@@ -120,7 +120,9 @@ class Work(Generic[Model]):
             self.skipped.append((self.number, str(rule), "matches nothing, which is optional"))
         return sites
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
         self.rng.end()
         if isinstance(error, Exception):
             self._keep(error)
@@ -148,7 +150,9 @@ class Work(Generic[Model]):
             aliases = tuple(path for path in self.tree.paths(old) if path != site.path)
         if new is not old:
             self._replace(site, new, aliases, entry.args)
-        self.rows.append(Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new, new is not old))
+        self.rows.append(
+            Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new, new is not old)
+        )
 
     def _replace(self, site: Site[nn.Module], new: nn.Module, aliases: tuple[str, ...], args: object) -> None:
         # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
@@ -167,7 +171,8 @@ class Work(Generic[Model]):
 
     def _close_ties(self) -> None:
         """Look, when all places of an entry are done, whether the ties that it opened are closed again."""
-        for self.site, broken in self.open_ties:
+        for site, broken in self.open_ties:
+            self.site = site
             try:
                 refuse_open(self.tree, broken)
             except TieError as error:
@@ -254,7 +259,9 @@ def _checked(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Schedule:
         found = Schedule(schedule)
     for number, entry in enumerate(found):
         if not isinstance(entry, Entry):
-            raise ArgumentError(f"entry {number} of the schedule is {what(entry)}; build entries with add or a primitive")
+            raise ArgumentError(
+                f"entry {number} of the schedule is {what(entry)}; build entries with add or a primitive"
+            )
     return found
 
 
@@ -275,7 +282,9 @@ def _together(problems: list[Problem]) -> ScheduleError:
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         text = f"{type(problem.error).__name__}: {problem.error}"
-        groups.setdefault((problem.entry, text.replace(problem.path, "…") if problem.path else text), []).append(problem)
+        groups.setdefault((problem.entry, text.replace(problem.path, "…") if problem.path else text), []).append(
+            problem
+        )
     entries = len({problem.entry for problem in problems})
     lines = [f"{count(len(problems), 'problem')} in {count(entries, 'entry')}; nothing was changed"]
     for (entry, _), same in groups.items():

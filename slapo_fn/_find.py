@@ -40,7 +40,7 @@ class Walk:
         self.kinds: dict[type, bool] = {}
         self.found: dict[int, tuple[str, nn.Module]] = {}
         self.seen: set[tuple[int, State]] = set()
-        self.steps: dict[tuple[State, int], dict[str, tuple[State, bool]]] = {}
+        self.steps: dict[tuple[State, str, int], tuple[State, bool]] = {}
 
     def admitted(self, module: nn.Module) -> bool:
         """Whether a module is wanted."""
@@ -54,26 +54,27 @@ class Walk:
         if (id(module), state) in self.seen:
             return
         self.seen.add((id(module), state))
-        glob, found = self.glob, self.found
-        count = _count(module) if glob.counts else 0
-        steps = self.steps.setdefault((state, count), {})
-        prefix = path + "." if path else ""
-        kinds = self.kinds
-        any_name = glob.takes_any(state)
+        found, kinds, prefix = self.found, self.kinds, path + "." if path else ""
+        count = _count(module) if self.glob.counts else 0
+        fixed = self._step(state, "", count) if self.glob.takes_any(state) else None
         for name, child in module._modules.items():
             if child is None:
                 continue
-            key = "" if any_name else name
-            if key not in steps:
-                after = glob.step(state, name, count)
-                steps[key] = (after, glob.accepts(after))
-            after, accepted = steps[key]
+            after, accepted = fixed or self._step(state, name, count)
             if accepted:
                 kind = type(child)
                 if (kinds[kind] if kind in kinds else self.admitted(child)) and id(child) not in found:
                     found[id(child)] = (prefix + name, child)
             if after and child._modules:
                 self.below(prefix + name, child, after)
+
+    def _step(self, state: State, name: str, count: int) -> tuple[State, bool]:
+        """Where one more step leads, and whether that is a whole match."""
+        known = self.steps.get((state, name, count))
+        if known is None:
+            after = self.glob.step(state, name, count)
+            known = self.steps[state, name, count] = (after, self.glob.accepts(after))
+        return known
 
 
 def _count(module: nn.Module) -> int:

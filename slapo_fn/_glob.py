@@ -1,9 +1,9 @@
 """The pattern language: how a path is written with holes in it. Strings are parsed here and nowhere else.
 
-    transformer.h.*.mlp         one segment             **.attn           any number of segments, none included
-    h.*.{q,k,v}_proj            alternatives            **.proj*          `*` inside a segment: any characters
-    h.[0:6]  h.[::2]  h.[-1]    Python's slices and indices over the digit names of one parent
-    layer[1-3]                  numbers from 1 to 3, both included
+transformer.h.*.mlp         one segment             **.attn           any number of segments, none included
+h.*.{q,k,v}_proj            alternatives            **.proj*          `*` inside a segment: any characters
+h.[0:6]  h.[::2]  h.[-1]    Python's slices and indices over the digit names of one parent
+layer[1-3]                  numbers from 1 to 3, both included
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a new module takes over from the one in whose place it stands: mode, device, dtype, frozenness, hooks, layers.
 
-    old (eval, bf16, frozen, hooked)   new (train, float32)   ->   new (eval, bf16, frozen, hooked)
+old (eval, bf16, frozen, hooked)   new (train, float32)   ->   new (eval, bf16, frozen, hooked)
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -92,7 +92,9 @@ def _carries(new: nn.Module | None, old: nn.Module) -> bool:
 def _whose(hooked: list[nn.Module]) -> str:
     found = {getattr(one, "__module__", "") for m in hooked for table, _ in TABLES for one in vars(m)[table].values()}
     if any(name.startswith("transformers.") for name in found):
-        return " (they are transformers' own, from a forward that gave hidden states or attentions: transform it before)"
+        return (
+            " (they are transformers' own, from a forward that gave hidden states or attentions: transform it before)"
+        )
     return ""
 
 

@@ -72,7 +72,9 @@ def _stopped(
         whole = [".".join(filter(None, (prefix, name, *rest))) for name in near]
         parts.append(f"Did you mean {' or '.join(map(repr, whole))}?")
     elif ends:
-        parts.append(f"It does exist as {', '.join(fold(ends)[:SHOWN])}: write {'**.' + segment!r} for it at any depth.")
+        parts.append(
+            f"It does exist as {', '.join(fold(ends)[:SHOWN])}: write {'**.' + segment!r} for it at any depth."
+        )
     elif close := difflib.get_close_matches(_text_of(prefix, segment, rest), everywhere, 3, 0.6):
         parts.append(f"Near paths: {', '.join(close)}.")
     parts.append(_listing("There are", children))

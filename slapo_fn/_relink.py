@@ -1,6 +1,6 @@
 """After an edit, let plain attributes that refer to what was exchanged refer to what took its place.
 
-    self.layers = [self.one]; one -> new   ->   self.layers = [new]
+self.layers = [self.one]; one -> new   ->   self.layers = [new]
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def relink(tree: Tree, links: Sequence[Link] | None, last: nn.Module | None) -> 
 def _referred(gone: nn.Module | Tensor, *, is_last: bool) -> bool:
     """Whether something may refer to what was put out, beside the records of the pass: the tree's lists of what was there
     at first and of what is gone, its journal, its put, and the site of the last place. A look at every attribute of every
-    module would cost more than the rest of the pass."""
+    module would cost more than the rest of the pass.
+    """
     records, this_call = 4 + 2 * is_last, 3  # the last is held by its site and by our caller, too
     return sys.getrefcount(gone) > records + this_call or weakref.getweakrefcount(gone) > 0
 

@@ -54,7 +54,8 @@ def set_aside(norms: Sequence[nn.Module]) -> Generator[None]:
 
 class Replay:
     """A forward whose first call writes to the caches and running statistics that it meets, and each later call to copies
-    of how the caches were, and to none of the statistics."""
+    of how the caches were, and to none of the statistics.
+    """
 
     def __init__(self, run: Callable[..., Any], norms: Sequence[nn.Module] = ()) -> None:
         self.run = run

@@ -130,7 +130,9 @@ class Matching(Rule):
     def left_out(self, root: nn.Module) -> Places:
         if self.subclasses or self.type is nn.Module:
             return []
-        strange = [self._found(root, p, lambda m: isinstance(m, self.type) and not self._fits(m)) for p in self.patterns]
+        strange = [
+            self._found(root, p, lambda m: isinstance(m, self.type) and not self._fits(m)) for p in self.patterns
+        ]
         return [Site(*place) for places in strange for place in places]
 
     def __str__(self) -> str:
@@ -168,7 +170,9 @@ class Inside(Rule):
         problem: NoMatchError | None = None
         for site in self.outer.resolve(root):
             try:
-                found += [Site(join(site.path, path) if path else site.path, m) for path, m in self.inner.resolve(site.module)]
+                found += [
+                    Site(join(site.path, path) if path else site.path, m) for path, m in self.inner.resolve(site.module)
+                ]
             except NoMatchError as error:
                 problem = problem or NoMatchError(f"below {site.path or 'the root'}: {error}", error.paths)
         if not found and problem:

@@ -82,7 +82,9 @@ def short(value: object) -> str:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if callable(value):
-        return str(getattr(value, "__qualname__", type(value).__name__)).removeprefix("<locals>.").split("<locals>.")[-1]
+        return (
+            str(getattr(value, "__qualname__", type(value).__name__)).removeprefix("<locals>.").split("<locals>.")[-1]
+        )
     text = repr(value)
     return text if len(text) <= 60 else text[:59] + "…"
 

@@ -44,7 +44,9 @@ def refuse_open(tree: Tree, broken: Break) -> None:
         TieError: It is open.
     """
     if not tree.slots(broken.tensor):
-        held = {join(tree.path(module), name): t for module in below(tree.root) for name, t in module._parameters.items()}
+        held = {
+            join(tree.path(module), name): t for module in below(tree.root) for name, t in module._parameters.items()
+        }
         if held.get(broken.inside) is not None and held[broken.inside] is held.get(broken.outside):
             return
     raise TieError(

@@ -48,7 +48,9 @@ def places(module: nn.Module) -> dict[str, tuple[Held, str]]:
     for path, one in module.named_modules(remove_duplicate=False):
         for held, skip in ((one._parameters, frozenset[str]()), (one._buffers, one._non_persistent_buffers_set)):
             table: Held = held
-            found.update((join(path, name), (table, name)) for name, t in table.items() if t is not None and name not in skip)
+            found.update(
+                (join(path, name), (table, name)) for name, t in table.items() if t is not None and name not in skip
+            )
     return found
 
 
@@ -78,11 +80,17 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
         elif _shape(here) != _shape(there):
             problems.append(f"{said}: the old {source} is {_shape(there)}")
     used = set(sources.values())
-    problems += [f"old {name} {_shape(place)}: the new one has no place for it" for name, place in given.items() if name not in used]
+    problems += [
+        f"old {name} {_shape(place)}: the new one has no place for it"
+        for name, place in given.items()
+        if name not in used
+    ]
     if problems:
         raise WeightsError(
             f"the weights of {path or 'the root'} ({type(old).__name__}) do not fit {type(new).__name__} by name and "
-            f"shape:\n  " + "\n  ".join(problems) + "\nSay where each comes from, weights={'new name': 'old name'}; keep "
+            f"shape:\n  "
+            + "\n  ".join(problems)
+            + "\nSay where each comes from, weights={'new name': 'old name'}; keep "
             "the template's own, weights='fresh'; or give a factory, lambda old: …, which fills it.",
             [path],
         )

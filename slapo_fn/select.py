@@ -136,7 +136,9 @@ def at(model: Root, choose: Callable[[Root], Iterable[N]]) -> Selection[N]:
     modules = list(chosen)
     strange = [module for module in modules if id(module) not in paths]
     if strange:
-        raise ArgumentError(f"the function gave {len(strange)} things that are no modules of the model: {what(strange[0])}")
+        raise ArgumentError(
+            f"the function gave {len(strange)} things that are no modules of the model: {what(strange[0])}"
+        )
     if not modules:
         raise ArgumentError("the function gave no modules")
     return look_up(model, Selector(Exact(tuple(paths[id(module)] for module in modules))))

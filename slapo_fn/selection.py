@@ -176,7 +176,9 @@ def _part(rule: Rule, which: int | slice) -> Rule:
         return Sliced(rule, which.start, which.stop, which.step)
     if isinstance(which, int):
         return Picked(rule, which)
-    raise ArgumentError(f"an index is an int or a slice, not {what(which)}; a path is selected with select(model, path)")
+    raise ArgumentError(
+        f"an index is an int or a slice, not {what(which)}; a path is selected with select(model, path)"
+    )
 
 
 def _rule(other: Selector[Any] | Selection[Any]) -> Rule:

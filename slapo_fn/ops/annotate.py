@@ -1,6 +1,6 @@
 """annotate: hang a value on a parameter, for an optimizer or a runtime to read.
 
-    ln.weight   ->   ln.weight with ln.weight.sequence_parallel == True
+ln.weight   ->   ln.weight with ln.weight.sequence_parallel == True
 """
 
 from __future__ import annotations

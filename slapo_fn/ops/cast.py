@@ -1,6 +1,6 @@
 """cast: hold parameters and buffers in another floating dtype.
 
-    h.0.mlp.c_fc.weight: float32   ->   h.0.mlp.c_fc.weight: bfloat16
+h.0.mlp.c_fc.weight: float32   ->   h.0.mlp.c_fc.weight: bfloat16
 """
 
 from __future__ import annotations

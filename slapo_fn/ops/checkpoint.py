@@ -1,6 +1,6 @@
 """checkpoint: recompute a module's activations in the backward pass instead of keeping them.
 
-    y = block(x)   ->   y = torch.utils.checkpoint.checkpoint(block, x)
+y = block(x)   ->   y = torch.utils.checkpoint.checkpoint(block, x)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """compile: compile a module's forward with `torch.compile`.
 
-    y = block(x)   ->   y = torch.compile(block)(x)
+y = block(x)   ->   y = torch.compile(block)(x)
 """
 
 # pyright: reportUnknownMemberType=false

@@ -1,6 +1,6 @@
 """freeze: take parameters out of training, or with `unfreeze` back into it.
 
-    wte.weight: requires_grad=True   ->   wte.weight: requires_grad=False
+wte.weight: requires_grad=True   ->   wte.weight: requires_grad=False
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """hook: run a function before or after a module's forward or backward.
 
-    y = block(x)   ->   y = block(x); function(block, (x,), y)
+y = block(x)   ->   y = block(x); function(block, (x,), y)
 """
 
 from __future__ import annotations

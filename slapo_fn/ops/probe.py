@@ -1,6 +1,6 @@
 """probe: see what comes out of a module, by its path.
 
-    y = block(x)   ->   y = block(x); see("h.0", y)
+y = block(x)   ->   y = block(x); see("h.0", y)
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -90,7 +90,9 @@ def outline(value: Any) -> str:
         '(Tensor(2, 3) float32, None)'
     """
     if isinstance(value, Tensor):
-        return f"{type(value).__name__}{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}".replace(",)", ")")
+        return f"{type(value).__name__}{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}".replace(
+            ",)", ")"
+        )
     if isinstance(value, dict):
         inner = ", ".join(f"{key}={outline(item)}" for key, item in value.items())
         return f"{type(value).__name__}({inner})"

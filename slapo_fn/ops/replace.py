@@ -1,6 +1,6 @@
 """replace: put another module in the place of each selected one.
 
-    h.0.mlp: GPT2MLP   ->   h.0.mlp: FusedMLP
+h.0.mlp: GPT2MLP   ->   h.0.mlp: FusedMLP
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ def llama() -> LlamaForCausalLM:
 
 
 class OwnAttention(nn.Module):
-    """Attention written out, over the old one's projections: ``B`` batch, ``N`` heads, ``T`` tokens, ``D`` a head's width."""  # noqa: E501
+    """Attention written out, over the old one's projections: ``B`` batch, ``N`` heads, ``T`` tokens, ``D`` a head's width."""
 
     def __init__(self, old: LlamaAttention) -> None:
         super().__init__()

@@ -296,7 +296,7 @@ CASES = {
         Case("bert", bert, text, "bert.encoder.layer.*", 4, "**.LayerNorm", "LayerNorm", 10, OwnLayerNorm,
              "**.intermediate", chain("dense", "intermediate_act_fn"),
              ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight")),
-        Case("t5", t5, both_sides, "{encoder,decoder}.block.*", 8, "**.{layer_norm,final_layer_norm}", "T5LayerNorm", 22,  # noqa: E501
+        Case("t5", t5, both_sides, "{encoder,decoder}.block.*", 8, "**.{layer_norm,final_layer_norm}", "T5LayerNorm", 22,
              OwnT5Norm, "**.DenseReluDense", chain("wi", "act", "dropout", "wo"),
              ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"), True),
         Case("opt", opt, text, "model.decoder.layers.*", 4, "**.{*_layer_norm,final_layer_norm}", "LayerNorm", 9,

@@ -216,7 +216,7 @@ def test_hidden_states_and_attentions_before_and_after_the_first_forward(case: C
     again = model(**inputs, **{wanted: True})
     assert [len(again[key]) for key in captured] == [len(mine[key]) for key in captured], "nothing is captured twice"
     if kind == "hidden_states":
-        grads = [torch.autograd.grad(one[captured[0]][-1].square().sum(), next(one_model.parameters()), allow_unused=True)  # noqa: E501
+        grads = [torch.autograd.grad(one[captured[0]][-1].square().sum(), next(one_model.parameters()), allow_unused=True)
                  for one, one_model in ((mine, model), (theirs, out))]  # fmt: skip
         assert (grads[0][0] is None and grads[1][0] is None) or torch.equal(grads[0][0], grads[1][0])
 
