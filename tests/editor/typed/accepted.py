@@ -199,7 +199,7 @@ def building(model: GPT2LMHeadModel, sch: Schedule, other: nn.Module) -> None:
 
 def schedules(model: GPT2LMHeadModel, sch: Schedule) -> None:
     assert_type(sch + sch, Schedule)
-    assert_type(sch + (sch[0],), Schedule)  # noqa: RUF005
+    assert_type(sch + (sch[0],), Schedule)
     assert_type(sch[1:], Schedule)  # not ty
     assert_type(slapo.drop(sch, 0, -1, "no embedding updates"), Schedule)
     assert_type(slapo.keep(sch, 0, "no embedding updates"), Schedule)
