@@ -160,9 +160,10 @@ class Copier:
             made = copy.copy(value)
         except Exception:
             return value
-        if made is not value:
+        held: Any = vars(made)
+        if made is not value and isinstance(held, dict):
             self.memo[id(value)] = made
-            vars(made).update({key: self.copy(one) for key, one in vars(made).items()})  # what it gave of itself
+            held.update({key: self.copy(one) for key, one in held.items()})  # what it gave of itself
         return made
 
 

@@ -15,25 +15,17 @@ from torch import nn
 from ._algebra import empty_options
 from ._fork import Fork
 from ._inherit import inherit
+from ._problems import Problem, raised
 from ._relink import relink
 from ._rng import Rng
 from ._rules import Site
-from ._text import count, fold, what
+from ._text import what
 from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
 from ._tree import Tree, below, held_collector
-from .errors import ArgumentError, MisfitError, NoMatchError, ScheduleError, SlapoError, TieError
+from .errors import ArgumentError, MisfitError, NoMatchError, SlapoError, TieError
 from .schedule import Entry, Schedule, traits_of
 
 Model = TypeVar("Model", bound=nn.Module)
-
-
-class Problem(NamedTuple):
-    """An error with the entry that it comes from and, unless it is the selector's, the place."""
-
-    error: Exception
-    entry: str
-    path: str
-    placed: bool
 
 
 class Row(NamedTuple):
@@ -76,7 +68,7 @@ class Work(Generic[Model]):
         self.rows: list[Row] = []
         self.skipped: list[tuple[int, str, str]] = []
         self.problems: list[Problem] = []
-        self.open_ties: list[tuple[Site[nn.Module], Break]] = []
+        self.open_ties: list[tuple[Site[nn.Module], list[Break]]] = []
         self.number = 0
         self.site: Site[nn.Module] | None = None
 
@@ -161,7 +153,7 @@ class Work(Generic[Model]):
         broken = broken_ties(self.tree, old, new)
         if not untie:
             refuse_split(self.tree, old, new)
-            self.open_ties += [(site, one) for one in broken]
+            self.open_ties.append((site, broken))
         only = only_place(self.tree, old, site.path) if untie and aliases else None
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
@@ -204,10 +196,21 @@ class Work(Generic[Model]):
         """
         if self.problems:
             self._abort()
-            raise self.problems[0].error if len(self.problems) == 1 else _together(self.problems)
+            raise raised(self.problems)
         self.rng.restore()
+        self._refuse_written()
         relink(self.tree, self.fork.links if self.fork else None, self.site.module if self.site else None)
         return self.tree.root  # type: ignore[return-value]
+
+    def _refuse_written(self) -> None:
+        written = self.fork.written() if self.fork else []
+        if written:
+            places = [name for one in written for name in self.tree.names(one)] or ["a tensor that is no longer there"]
+            raise MisfitError(
+                f"{', '.join(places)}: a factory or a primitive wrote into it, and the given model shares it and has "
+                "changed, too. Make a new tensor, and exchange the two with site.renew(old, new).",
+                places,
+            )
 
     def _abort(self) -> None:
         self.rng.restore()
@@ -238,7 +241,7 @@ class Work(Generic[Model]):
             error.add_note(
                 f"it matches the model as given, but entry {number} ({self.schedule[number].name}, written at "
                 f"{self.schedule[number].origin}) put {first.after} in the place of {first.before} at {first.path}: "
-                "select by path alone, or write this entry before that one"
+                "select by path alone, without the class"
             )
 
 
@@ -276,19 +279,3 @@ def _tell_config(tree: Tree) -> None:
         if vars(module).get("config") is config:
             tree.touch(module)
             vars(module)["config"] = made
-
-
-def _together(problems: list[Problem]) -> ScheduleError:
-    groups: dict[tuple[str, str], list[Problem]] = {}
-    for problem in problems:
-        text = f"{type(problem.error).__name__}: {problem.error}"
-        groups.setdefault((problem.entry, text.replace(problem.path, "…") if problem.path else text), []).append(
-            problem
-        )
-    entries = len({problem.entry for problem in problems})
-    lines = [f"{count(len(problems), 'problem')} in {count(entries, 'entry')}; nothing was changed"]
-    for (entry, _), same in groups.items():
-        places = ", ".join(fold(one.path or "the root" for one in same)) if same[0].placed else ""
-        text = f"{type(same[0].error).__name__}: {same[0].error}".replace("\n", "\n      ")
-        lines += [f"  {entry}", *([f"    at {places}"] if places else []), f"      {text}"]
-    return ScheduleError("\n".join(lines), [problem.error for problem in problems])

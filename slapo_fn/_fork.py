@@ -12,7 +12,7 @@ import copy
 from collections import OrderedDict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ._copier import ATOMS, COMPILED, Copier
 from ._tree import held_collector
@@ -37,6 +37,7 @@ class Fork(Copier):
         super().__init__({})
         self.originals: list[nn.Module] = []
         self.links: list[tuple[nn.Module, str]] = []
+        self.versions: list[tuple[Tensor, int]] = []
         with held_collector():
             self._blank(model)
             for original in reversed(self.originals):
@@ -57,11 +58,18 @@ class Fork(Copier):
             for tensors in (module._parameters, module._buffers):
                 if tensors:
                     memo.update((id(tensor), tensor) for tensor in tensors.values())
+                    self.versions += [
+                        (t, t._version) for t in tensors.values() if t is not None and not t.is_inference()
+                    ]
             if not copies_itself[kind]:
                 memo[id(module)] = kind.__new__(kind)
                 self.originals.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    def written(self) -> list[Tensor]:
+        """The shared tensors that were written to since."""
+        return [tensor for tensor, version in self.versions if tensor._version != version]
 
     def _fill(self, module: nn.Module) -> None:
         made: nn.Module = self.memo[id(module)]

@@ -98,9 +98,22 @@ def parse(pattern: str) -> Glob:
     """
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a str, not {type(pattern).__name__}: {pattern!r}")
-    alternatives = tuple(tuple(_segments(whole, pattern)) for whole in _braces(pattern, pattern))
+    alternatives = tuple(tuple(_segments(whole, pattern)) for whole in _braces(_spans(pattern), pattern))
     counts = any(segment.numbers for segments in alternatives for segment in segments)
     return Glob(alternatives, counts)
+
+
+def _spans(text: str) -> str:
+    """``{0...3}`` and ``{0,2...10}``, as paths are shown, written as ``{0,1,2,3}`` and so on."""
+
+    def written(found: re.Match[str]) -> str:
+        first, second, last = int(found[1]), found[2], int(found[3])
+        step = int(second) - first if second else 1
+        if step < 1 or (last - first) // step > MOST_ALTERNATIVES:
+            return found[0]
+        return "{" + ",".join(map(str, range(first, last + 1, step))) + "}"
+
+    return re.sub(r"\{(\d+)(?:,(\d+))?\.\.\.(\d+)\}", written, text)
 
 
 def _braces(text: str, pattern: str) -> list[str]:

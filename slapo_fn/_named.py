@@ -49,7 +49,7 @@ def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[st
                         yield dotted, holder, name, tensor
     if not met and names != "**":
         near = difflib.get_close_matches(names, known, 3, 0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         there = ", ".join(fold(known)[:8]) or "none"
         raise ParameterNameError(
             f"{path or 'the root'} ({type(module).__name__}) has no parameter or buffer {names!r}{hint} It has: {there}",

@@ -64,21 +64,32 @@ def _stopped(
         return found
     where = f"Below {prefix!r}" if prefix else "At the root"
     children = _children(reached)
+    said = [f"{where} there is no {segment!r}."]
+    text = _text_of(prefix, segment, rest)
+    if hint := _hint(root, text, prefix, segment, rest, children):
+        said.append(hint)
+    elif close := difflib.get_close_matches(text, [path for path, _ in spelled(root) if path], 3, 0.6):
+        said.append(f"Near paths: {', '.join(fold(sorted(close)))}.")
+    said.append(_listing("There are", children))
+    return " ".join(said)
+
+
+def _hint(root: nn.Module, text: str, prefix: str, segment: str, rest: Sequence[str], children: Sequence[str]) -> str:
+    """What to write instead, tried on the model."""
     near = difflib.get_close_matches(segment, children, 3, 0.6)
-    everywhere = [path for path, _ in spelled(root) if path]
-    ends = [path for path in everywhere if path == segment or path.endswith("." + segment)] if not rest else []
-    parts = [f"{where} there is no {segment!r}."]
-    if near:
-        whole = [".".join(filter(None, (prefix, name, *rest))) for name in near]
-        parts.append(f"Did you mean {' or '.join(map(repr, whole))}?")
-    elif ends:
-        parts.append(
-            f"It does exist as {', '.join(fold(ends)[:SHOWN])}: write {'**.' + segment!r} for it at any depth."
-        )
-    elif close := difflib.get_close_matches(_text_of(prefix, segment, rest), everywhere, 3, 0.6):
-        parts.append(f"Near paths: {', '.join(close)}.")
-    parts.append(_listing("There are", children))
-    return " ".join(parts)
+    meant = [spelling for name in near if _matches(root, spelling := _text_of(prefix, name, rest))]
+    if meant:
+        return f"Did you mean {' or '.join(map(repr, meant))}?"
+    if "[" in text and _matches(root, apart := re.sub(r"(?<=[^.])\[", ".[", text)):
+        return f"A range of children is a segment of its own: write {apart!r}."
+    deeper = "**." + text
+    if not text.startswith("**") and (found := _matches(root, deeper)):
+        return f"It does exist as {', '.join(fold(path for path, _ in found)[:SHOWN])}: write {deeper!r} for it at any depth."
+    if "\\" in text or "+" in text:
+        return "A regular expression is given compiled: re.compile(…)."
+    if any(type(module).__name__ == text for _, module in spelled(root)):
+        return f"It is the name of a class: give the class, select(model, type={text})."
+    return ""
 
 
 def _text_of(prefix: str, segment: str, rest: Iterable[str]) -> str:
@@ -89,7 +100,7 @@ def _text_of(prefix: str, segment: str, rest: Iterable[str]) -> str:
 def _tensor(reached: Sequence[tuple[str, nn.Module]], name: str) -> str:
     for path, module in reached:
         for kind, held in (("parameter", module._parameters), ("buffer", module._buffers)):
-            if name in held:
+            if held.get(name) is not None:
                 return (
                     f"{join(path, name)!r} is a {kind} of {path or 'the root'} ({type(module).__name__}), and not a "
                     f"module: select {path!r}, and give {name!r} as the name to a primitive that works on "

@@ -47,6 +47,8 @@ def _referred(gone: nn.Module | Tensor, *, is_last: bool) -> bool:
     at first and of what is gone, its journal, its put, and the site of the last place. A look at every attribute of every
     module would cost more than the rest of the pass.
     """
+    if isinstance(gone, Tensor):
+        return True
     records, this_call = 4 + 2 * is_last, 3  # the last is held by its site and by our caller, too
     return sys.getrefcount(gone) > records + this_call or weakref.getweakrefcount(gone) > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -35,25 +36,30 @@ def broken_ties(tree: Tree, old: nn.Module, new: nn.Module) -> list[Break]:
     return breaks
 
 
-def refuse_open(tree: Tree, broken: Break) -> None:
-    """Refuse a tie that is still open when all places of an entry are done.
+def refuse_open(tree: Tree, breaks: Sequence[Break]) -> None:
+    """Refuse ties of one place that are still open when all places of the entry are done.
 
-    It is closed when nothing holds the tensor any more, and its two names hold one new tensor.
+    A tie is closed when nothing holds the tensor any more, and its two names hold one new tensor.
 
     Raises:
-        TieError: It is open.
+        TieError: Some are open.
     """
-    if not tree.slots(broken.tensor):
-        held = {
-            join(tree.path(module), name): t for module in below(tree.root) for name, t in module._parameters.items()
-        }
-        if held.get(broken.inside) is not None and held[broken.inside] is held.get(broken.outside):
-            return
-    raise TieError(
-        f"{broken.inside} and {broken.outside} are one tied parameter, and the new module has another: keep the old "
-        "parameter in it; replace both places in one entry, by modules that share one; or give untie=True.",
-        broken[1:],
-    )
+    still = [one for one in breaks if _is_open(tree, one)]
+    if still:
+        pairs = ", ".join(f"{one.inside} and {one.outside}" for one in still)
+        which, has = ("one tied parameter", "another") if len(still) == 1 else ("tied parameters", "others")
+        raise TieError(
+            f"{pairs} are {which}, and the new module has {has}: keep the old parameter in it; replace both places in one "
+            "entry, by modules that share one; or give untie=True.",
+            [path for one in still for path in one[1:]],
+        )
+
+
+def _is_open(tree: Tree, broken: Break) -> bool:
+    if tree.slots(broken.tensor):
+        return True
+    held = {join(tree.path(module), name): t for module in below(tree.root) for name, t in module._parameters.items()}
+    return held.get(broken.inside) is None or held[broken.inside] is not held.get(broken.outside)
 
 
 def refuse_split(tree: Tree, old: nn.Module, new: nn.Module) -> None:

@@ -92,7 +92,7 @@ class Tree:
         self._cut = False  # whether some of these may belong to modules that were put out of the tree
         self._slots: dict[int, dict[tuple[int, str], tuple[nn.Module, str]]] | None = None
         with held_collector():
-            self.first = self._index(root)
+            self.first: list[nn.Module] = self._index(root)
 
     def _index(self, top: nn.Module) -> list[nn.Module]:
         """Take a module's children in; gives those that are new to the index, after the module itself."""
@@ -174,6 +174,10 @@ class Tree:
             self._index_tensors(self.root)
         known = self._slots.get(id(tensor), {}).values()
         return [(module, name) for module, name in known if self._held(module, name) is tensor and self.holds(module)]
+
+    def names(self, tensor: Tensor) -> list[str]:
+        """Every dotted name of a tensor."""
+        return [join(self.path(module), name) for module, name in self.slots(tensor)]
 
     @staticmethod
     def _held(module: nn.Module, name: str) -> Tensor | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from ._tree import join
 from .errors import WeightsError
 
 Held = dict[str, Any]
+Place = tuple[Held, str]
 
 
 def renewed(
@@ -71,24 +73,10 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
     if not wanted and not names:
         return  # nothing to be filled: an activation, an Identity
     sources = {name: _source(name, names) for name in wanted}
-    problems = [f"{name} is in neither module" for name in _unknown(names, wanted)]
-    for name, source in sources.items():
-        here, there = wanted[name], given.get(source)
-        said = f"new {name} {_shape(here)}"
-        if there is None:
-            problems.append(f"{said}: the old one has no {source}")
-        elif _shape(here) != _shape(there):
-            problems.append(f"{said}: the old {source} is {_shape(there)}")
-    used = set(sources.values())
-    problems += [
-        f"old {name} {_shape(place)}: the new one has no place for it"
-        for name, place in given.items()
-        if name not in used
-    ]
-    if problems:
+    if problems := _misfits(wanted, given, sources, names):
         raise WeightsError(
             f"the weights of {path or 'the root'} ({type(old).__name__}) do not fit {type(new).__name__} by name and "
-            f"shape:\n  "
+            "shape:\n  "
             + "\n  ".join(problems)
             + "\nSay where each comes from, weights={'new name': 'old name'}; keep "
             "the template's own, weights='fresh'; or give a factory, lambda old: …, which fills it.",
@@ -98,6 +86,37 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
     for name, (held, key) in wanted.items():
         tensor = given[sources[name]][0][given[sources[name]][1]]
         held[key] = copies.setdefault(id(tensor), _clone(tensor)) if own else tensor
+
+
+def _misfits(
+    wanted: Mapping[str, Place], given: Mapping[str, Place], sources: Mapping[str, str], names: Mapping[str, str]
+) -> list[str]:
+    strange = [key for key in names if not _among(key, wanted)]
+    if strange and all(_among(key, given) for key in strange) and all(_among(one, wanted) for one in names.values()):
+        swapped = {new: old for old, new in names.items()}
+        return [f"the mapping is the wrong way round: it is new name to old name, {swapped}"]
+    problems = [f"the new one has no {key}{_near(key, wanted)}" for key in strange]
+    for name, source in sources.items():
+        said = f"new {name} {_shape(wanted[name])}"
+        if source not in given:
+            problems.append(f"{said}: the old one has no {source}{_near(source, given)}")
+        elif _shape(wanted[name]) != _shape(given[source]):
+            problems.append(f"{said}: the old {source} is {_shape(given[source])}")
+    used = set(sources.values())
+    return problems + [
+        f"old {name} {_shape(place)}: the new one has no place for it"
+        for name, place in given.items()
+        if name not in used
+    ]
+
+
+def _among(key: str, names: Mapping[str, object]) -> bool:
+    return any(name == key or name.startswith(key + ".") for name in names)
+
+
+def _near(name: str, names: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, names, 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def clone_rest(made: nn.Module, template: nn.Module) -> None:
@@ -124,10 +143,6 @@ def _source(name: str, names: Mapping[str, str]) -> str:
         if name == key or name.startswith(key + "."):
             return names[key] + name[len(key) :]
     return name
-
-
-def _unknown(names: Mapping[str, str], wanted: Mapping[str, object]) -> list[str]:
-    return [key for key in names if not any(name == key or name.startswith(key + ".") for name in wanted)]
 
 
 def _shape(place: tuple[Held, str]) -> str:

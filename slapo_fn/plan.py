@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ._engine import Work, prepare
+from ._problems import told
 from ._text import columns, count, fold, page
 from ._tree import all_tensors, below
 from .schedule import Entry, Schedule, shown_args, traits_of
 
+WIDE = 80  # characters of a line's places
 MARKS = ("\ue000\ue000", "\ue001\ue001")  # private characters around what is struck through: no name has them by accident
 
 
@@ -51,6 +53,7 @@ class Plan:
         steps: One for each entry and place, in that order.
         notes: ``(number, text)``: places left out or skipped.
         problems: What `apply` would raise.
+        trouble: The same as folded lines.
     """
 
     model: str
@@ -59,6 +62,7 @@ class Plan:
     steps: tuple[Step, ...]
     notes: tuple[tuple[int, str], ...]
     problems: tuple[Exception, ...]
+    trouble: tuple[str, ...]
 
     def of(self, number: int) -> tuple[Step, ...]:
         """The steps of one entry."""
@@ -77,9 +81,7 @@ class Plan:
         if self.order != tuple(range(len(self.order))):
             head += f"; order of execution {', '.join(map(str, self.order))}"
         lines = [head, *columns(row for number in self.order for row in self._rows(number))]
-        for problem in self.problems:
-            text = "\n".join([f"{type(problem).__name__}: {problem}", *getattr(problem, "__notes__", [])])
-            lines.append("  ! " + text.replace("\n", "\n    "))
+        lines += [line.replace("  ", "  ! ", 1) if line.startswith("  entry") else line for line in self.trouble]
         if self.problems:
             lines.append("  apply would refuse this schedule")
         return "\n".join(lines)
@@ -91,7 +93,7 @@ class Plan:
         groups: dict[tuple[str, str, int | None], list[Step]] = {}
         for step in self.of(number):
             groups.setdefault((step.before, step.after, step.overridden_by), []).append(step)
-        lines = [_line(*key, steps) for key, steps in groups.items()]
+        lines = [line for key, steps in groups.items() for line in _lines(*key, steps)]
         lines += [f"({text})" for at, text in self.notes if at == number]
         for line in lines or ["(nothing)"]:
             yield (*head, line, *tail)
@@ -101,14 +103,18 @@ class Plan:
         return page(self._text(), marks=MARKS)
 
 
-def _line(before: str, after: str, overridden_by: int | None, steps: list[Step]) -> str:
-    paths = ", ".join(path or "(root)" for path in fold(step.path for step in steps))
+def _lines(before: str, after: str, overridden_by: int | None, steps: list[Step]) -> list[str]:
+    paths = [path or "(root)" for path in fold(step.path for step in steps)]
     aliases = fold(alias for step in steps for alias in step.aliases)
     change = before if before == after else f"{before} -> {after}"
-    line = f"{paths}: {change}" + (f"  x{len(steps)}" if len(steps) > 1 else "")
-    if aliases:
-        line += f"  (also {', '.join(aliases)})"
-    return line if overridden_by is None else f"{MARKS[0]}{line}{MARKS[1]} overridden by {overridden_by}"
+    tail = f": {change}" + (f"  x{len(steps)}" if len(steps) > 1 else "") + (f"  (also {', '.join(aliases)})" if aliases else "")
+    lines = [", ".join(paths) + tail]
+    if len(lines[0]) > WIDE:  # one path a line
+        lines = [*(f"{path}," for path in paths[:-1]), paths[-1] + tail]
+    if overridden_by is None:
+        return lines
+    struck = [f"{MARKS[0]}{line}{MARKS[1]}" for line in lines]
+    return [*struck[:-1], f"{struck[-1]} overridden by {overridden_by}"]
 
 
 def plan(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Plan:
@@ -146,7 +152,7 @@ def _recorded(work: Work[nn.Module]) -> Plan:
     skipped: dict[tuple[int, str], list[str]] = {}
     for number, path, reason in work.skipped:
         skipped.setdefault((number, reason), []).append(path)
-    told = [(number, f"{', '.join(fold(paths))} {reason}".strip()) for (number, reason), paths in skipped.items()]
+    skips = [(number, f"{', '.join(fold(paths))} {reason}".strip()) for (number, reason), paths in skipped.items()]
     by_path: dict[str, list[int]] = {}
     for at, row in enumerate(work.rows):
         by_path.setdefault(row.path, []).append(at)
@@ -156,7 +162,8 @@ def _recorded(work: Work[nn.Module]) -> Plan:
     )
     work.rng.restore()
     problems = tuple(problem.error for problem in work.problems)
-    return Plan(type(work.given).__name__, work.schedule, tuple(work.order), steps, (*left_out, *told), problems)
+    notes, trouble = (*left_out, *skips), tuple(told(work.problems))
+    return Plan(type(work.given).__name__, work.schedule, tuple(work.order), steps, notes, problems, trouble)
 
 
 def _overridden_by(work: Work[nn.Module], at: int, by_path: Mapping[str, list[int]]) -> int | None:
@@ -167,7 +174,8 @@ def _overridden_by(work: Work[nn.Module], at: int, by_path: Mapping[str, list[in
     gone = row.replaced and not _left(work, row.module)
     for later in (work.rows[other] for other in by_path[row.path] if other > at):
         theirs = work.schedule[later.number]
-        if overrides and theirs.primitive is mine.primitive and overrides(mine.args, theirs.args):
+        alike = theirs.primitive is mine.primitive or (type(theirs.args) is type(mine.args) and mine.args is not None)
+        if overrides and alike and overrides(mine.args, theirs.args):
             return later.number
         if gone and later.replaced:
             return later.number

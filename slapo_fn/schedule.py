@@ -15,7 +15,7 @@ from typing_extensions import TypeVar as DefaultTypeVar
 
 from ._origin import Origin, here
 from ._rules import Site
-from ._text import columns, page, short, what
+from ._text import columns, count, page, short, what
 from .errors import ArgumentError
 from .select import as_selector
 from .selection import M, Selector, Target
@@ -68,6 +68,8 @@ def traits(phase: Phase, overrides: Callable[[Any, Any], bool] | None = None) ->
         >>> slapo.traits_of(double_at).phase.name
         'NUMERICS'
     """
+    if not isinstance(phase, Phase):
+        raise ArgumentError(f"traits is called with a phase, @traits(Phase.NUMERICS), not with {what(phase)}")
 
     def declare(primitive: F) -> F:
         vars(primitive)["_traits"] = Traits(phase, overrides)
@@ -281,16 +283,17 @@ def entries(schedule: Iterable[Entry[Any]], args: type[A]) -> tuple[Entry[A], ..
 
 
 def _numbers(schedule: Schedule, which: Iterable[int | str]) -> set[int]:
+    checked(schedule)
     found: set[int] = set()
     for one in which:
         numbers: list[int] = []
         if isinstance(one, str):
-            numbers = [number for number, entry in enumerate(checked(schedule)) if entry.label == one]
+            numbers = [number for number, entry in enumerate(schedule) if entry.label == one]
         elif isinstance(one, int) and not isinstance(one, bool) and -len(schedule) <= one < len(schedule):
             numbers = [one % len(schedule)]
         if not numbers:
             labels = [entry.label for entry in schedule if entry.label]
             known = f"; its labels are {', '.join(map(repr, labels))}" if labels else ""
-            raise ArgumentError(f"the schedule has {len(schedule)} entries and none is {one!r}{known}")
+            raise ArgumentError(f"the schedule has {count(len(schedule), 'entry')} and none is {one!r}{known}")
         found.update(numbers)
     return found

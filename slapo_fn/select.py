@@ -95,6 +95,8 @@ def where(
         where((transformer.h.*.mlp)[::2])
     """
     patterns = (pattern,) if isinstance(pattern, (str, re.Pattern)) else pattern
+    if isinstance(pattern, builtins.type):
+        raise ArgumentError(f"a class is given as type={pattern.__name__}, after the pattern or instead of it")
     if not isinstance(patterns, (tuple, list)) or not all(isinstance(one, (str, re.Pattern)) for one in patterns):
         raise ArgumentError(
             f"a pattern is a str, a compiled re.Pattern or a list of them, not {what(pattern)}; "

@@ -50,6 +50,8 @@ class Selector(Generic[M_co]):
 
     def where(self, predicate: Callable[[M_co, str], bool]) -> Selector[M_co]:
         """Only the places for which ``predicate(module, path)`` is true."""
+        if not callable(predicate):
+            raise ArgumentError(f"where takes a function (module, path) -> bool, not {what(predicate)}")
         return Selector(Filtered(self.rule, predicate))
 
     def __or__(self, other: Selector[N] | Selection[N]) -> Selector[M_co | N]:

@@ -99,7 +99,7 @@ class Checkpointed(Forward):
 
     def __init__(self, module: nn.Module, args: CheckpointArgs) -> None:
         super().__init__(module, args)
-        self.norms = running_norms(module)
+        self.norms: tuple[nn.Module, ...] = running_norms(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -46,7 +46,8 @@ def compile(
     """Compile the forward of each selected module, at its first call.
 
     Names, class and signature stay. Equal blocks are compiled once, so compiling each block of a model starts many
-    times faster than compiling the whole. Hooks run outside the compiled code; checkpointing goes around it.
+    times faster than compiling the whole. Hooks run outside the compiled code; checkpointing goes around it. A block that
+    reads a key-value cache by its own index is compiled anew for each index, as with `torch.compile` itself.
 
     Args:
         schedule: The schedule so far.

@@ -75,7 +75,7 @@ def unfreeze(schedule: Schedule, target: Target[M], names: str = "**") -> Schedu
         >>> [parameter.requires_grad for parameter in tuned.parameters()]
         [False, False, True, True]
     """
-    return add(schedule, target, freeze_at, FreezeArgs(checked_names(names), requires_grad=True))
+    return add(schedule, target, unfreeze_at, FreezeArgs(checked_names(names), requires_grad=True))
 
 
 @traits(Phase.STRUCTURE, overrides=lambda earlier, later: earlier.names == later.names)
@@ -88,3 +88,9 @@ def freeze_at(site: Site[nn.Module], args: FreezeArgs) -> nn.Module:
             raise MisfitError(f"{dotted} has no shape yet (a lazy module): run the model once before you freeze it")
         site.renew(tensor, renewed(tensor, requires_grad=args.requires_grad))
     return site.module
+
+
+@traits(Phase.STRUCTURE, overrides=lambda earlier, later: earlier.names == later.names)
+def unfreeze_at(site: Site[nn.Module], args: FreezeArgs) -> nn.Module:
+    """Lower one `unfreeze` entry at one place."""
+    return freeze_at(site, args)

@@ -16,7 +16,20 @@ LAYERS = {
         ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_copier", "_fork", "_forward", "_rng", "_replay"), 0
     ),
     **dict.fromkeys(
-        ("_near", "_rules", "_algebra", "_relink", "_weights", "_named", "_inherit", "_ties", "selection", "select"), 1
+        (
+            "_near",
+            "_rules",
+            "_algebra",
+            "_problems",
+            "_relink",
+            "_weights",
+            "_named",
+            "_inherit",
+            "_ties",
+            "selection",
+            "select",
+        ),
+        1,
     ),
     **dict.fromkeys(("schedule",), 2),
     **dict.fromkeys(("_engine", "apply", "plan"), 3),
