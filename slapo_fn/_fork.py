@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
@@ -58,9 +58,7 @@ class Fork(Copier):
             for tensors in (module._parameters, module._buffers):
                 if tensors:
                     memo.update((id(tensor), tensor) for tensor in tensors.values())
-                    self.versions += [
-                        (t, t._version) for t in tensors.values() if t is not None and not t.is_inference()
-                    ]
+                    self.versions += [(t, t._version) for t in tensors.values() if _counts(t)]
             if not copies_itself[kind]:
                 memo[id(module)] = kind.__new__(kind)
                 self.originals.append(module)
@@ -118,6 +116,11 @@ class Fork(Copier):
         self.met, self.closures = outer
         result: nn.Module = self.memo[id(module)]
         return result
+
+
+def _counts(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a tensor counts the writes to it."""
+    return tensor is not None and not nn.parameter.is_lazy(tensor) and not tensor.is_inference()
 
 
 def _copies_itself(kind: type) -> bool:
