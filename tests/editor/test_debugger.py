@@ -6,6 +6,7 @@ the loop of ``apply``, an ``__enter__`` written in Python (the third F11 lands i
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,11 +28,7 @@ LINES = SAMPLE.read_text().splitlines()
 PRIMITIVES = [one.name for one in slapo_fn.primitives()]
 
 # What launch.json says for F11 to enter slapo_fn and not its machinery, however it is installed.
-MACHINERY = sorted(path.stem for path in (ROOT / "slapo_fn").glob("_*.py") if path.stem != "__init__")
-RULES = [
-    {"module": "slapo_fn", "include": True},
-    *({"module": f"slapo_fn.{name}", "include": False} for name in MACHINERY),
-]
+RULES: list[dict[str, Any]] = json.loads((ROOT / ".vscode" / "launch.json").read_text())["configurations"][0]["rules"]
 MODES: dict[str, dict[str, Any]] = {
     "every line is mine": {"justMyCode": False},
     "just my code, and rules": {"justMyCode": True, "rules": RULES},

@@ -77,7 +77,6 @@ WANTED = {
     "a function, in the cell that defines it": "In[3]:4",
     "a module that the notebook imports": "helper_of_a_notebook.py:6",
 }
-OPEN = ["the body of %%time", "the body of %%capture", "a module that the notebook imports"]
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +104,7 @@ def text(outputs: list[Any]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "".join(parts))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.xfail(reason="_origin takes the wrong cell or line")] * (kind in OPEN))
-        for kind in WANTED
-    ],
-)
+@pytest.mark.parametrize("kind", WANTED)
 def test_an_origin_names_the_cell(outputs: list[Any], kind: str) -> None:
     shown = ast.literal_eval(text(outputs[6]))
     assert dict(zip(WANTED, shown, strict=True))[kind] == WANTED[kind]
