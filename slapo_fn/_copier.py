@@ -23,7 +23,18 @@ ATOMS: frozenset[type] = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, type, torch.dtype, torch.device)
     + (torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType)
 )
-BINDING = (nn.Module, types.MethodType, types.FunctionType, functools.partial, list, tuple, dict, set)
+BINDING = (
+    nn.Module,
+    Tensor,
+    types.MethodType,
+    types.FunctionType,
+    functools.partial,
+    weakref.ref,
+    list,
+    tuple,
+    dict,
+    set,
+)
 COMPILED = (
     "a forward that was compiled by hand, with compile() or torch.compile, cannot be copied. Apply the schedule first and "
     "compile the result, with slapo.compile or by hand; or give inplace=True to apply."
@@ -37,24 +48,25 @@ class Copier:
         memo: ``id`` of an original to what stands for it, as `copy.deepcopy` wants it. What is to be shared stands for
             itself.
         met: Whether a module or tensor of the memo was met since this was last cleared.
-        closures: Whether functions are made anew that close over modules of the memo.
+        changed: Whether one that stands for another was met.
+        in_hooks: Whether a table of hooks is copied: its functions and what they close over are the user's, and shared.
     """
 
     def __init__(self, memo: dict[int, Any]) -> None:
         self.memo = memo
         self.met = False
-        self.closures = True
+        self.changed = False
+        self.in_hooks = False
 
     def copy(self, value: Any) -> Any:
         """A copy that shares tensors, functions and classes, and keeps sharing inside the value."""
         kind = type(value)
         if kind in ATOMS:
             return value
-        if isinstance(value, (nn.Module, Tensor)):
-            self.met = self.met or id(value) in self.memo
+        if issubclass(kind, (nn.Module, Tensor)):
             if id(value) in self.memo:
-                return self.memo[id(value)]
-            return self.stranger(value) if isinstance(value, nn.Module) else value
+                return self._known(value)
+            return self.stranger(value) if issubclass(kind, nn.Module) else value
         if id(value) in self.memo:
             self.met = True  # it may have been, the first time
             return self.memo[id(value)]
@@ -68,6 +80,11 @@ class Copier:
     def stranger(self, module: nn.Module) -> nn.Module:
         """A module that the memo does not have."""
         return module
+
+    def _known(self, value: Any) -> Any:
+        made = self.memo[id(value)]
+        self.met, self.changed = True, self.changed or made is not value
+        return made
 
     # ---- containers
 
@@ -114,13 +131,12 @@ class Copier:
         target = value()
         if target is None or id(target) not in self.memo:
             return value
-        self.met = True
-        made = self.memo[id(target)]
+        made = self._known(target)
         return value if made is target else weakref.ref(made)
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
         """A closure over a module of the memo is made anew; whatever else it closes over stays shared."""
-        if not self.closures or not self._reaches(value, set()):
+        if self.in_hooks or not self._reaches(value, set()):
             return value
         if hasattr(value, "_torchdynamo_orig_callable"):
             raise ForkError(COMPILED)
@@ -144,13 +160,15 @@ class Copier:
         if id(value) in seen or not isinstance(value, BINDING):
             return False
         seen.add(id(value))
-        if isinstance(value, nn.Module):
+        if isinstance(value, (nn.Module, Tensor)):
             return self.memo.get(id(value), value) is not value
         return any(self._reaches(one, seen) for one in _held(value))
 
     # ---- the rest
 
     def _object(self, value: Any) -> Any:
+        if self.in_hooks and not any(self._reaches(one, set()) for one in getattr(value, "__dict__", {}).values()):
+            return value
         if not hasattr(value, "__dict__") or hasattr(type(value), "__deepcopy__"):
             try:
                 return copy.deepcopy(value, self.memo)
@@ -163,14 +181,27 @@ class Copier:
         held: Any = vars(made)
         if made is not value and isinstance(held, dict):
             self.memo[id(value)] = made
-            held.update({key: self.copy(one) for key, one in held.items()})  # what it gave of itself
+            given = getattr(value, "as_given", ())  # what an entry of a schedule gave is the schedule's
+            held.update({key: self.copy(one) for key, one in held.items() if key not in given})
+            self._items(made)
         return made
+
+    def _items(self, made: Any) -> None:
+        """Copy what a user's own kind of dict or list holds, beside its attributes."""
+        if isinstance(made, dict):
+            items = [(self.copy(key), self.copy(one)) for key, one in dict.items(made)]
+            dict.clear(made)
+            dict.update(made, items)
+        elif isinstance(made, list):
+            list.__setitem__(made, slice(None), [self.copy(one) for one in list.__iter__(made)])
 
 
 def _held(value: Any) -> list[Any]:
     """What a thing that binds others holds."""
     if isinstance(value, types.MethodType):
         return [value.__self__]
+    if isinstance(value, weakref.ref):
+        return [value()]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.FunctionType):

@@ -75,15 +75,16 @@ class Work(Generic[Model]):
     # ---- the loop
 
     def __iter__(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
-        with held_collector():
-            self.rng = Rng()
-            self.fork = None if self.inplace else Fork(self.given)
-            self.tree = Tree(self.fork.root if self.fork else self.given, keep_journal=self.inplace)
-            try:
+        self.rng = Rng()
+        self.fork = None
+        try:
+            with held_collector():
+                self.fork = None if self.inplace else Fork(self.given)
+                self.tree = Tree(self.fork.root if self.fork else self.given, keep_journal=self.inplace)
                 yield from self._places()
-            except BaseException:  # an interruption, or a loop that was left
-                self._abort()
-                raise
+        except BaseException:  # an interruption, or a loop that was left
+            self._abort()
+            raise
 
     def _places(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
         for number in self.order:
@@ -105,11 +106,11 @@ class Work(Generic[Model]):
     def _sites(self, entry: Entry[Any]) -> tuple[Site[nn.Module], ...]:
         try:
             sites = entry.selector.resolve(self.tree.root)
+            for rule in empty_options(entry.selector.rule, self.tree.root):
+                self.skipped.append((self.number, str(rule), "matches nothing, which is optional"))
         except Exception as error:
             self._keep(error)
             return ()
-        for rule in empty_options(entry.selector.rule, self.tree.root):
-            self.skipped.append((self.number, str(rule), "matches nothing, which is optional"))
         return sites
 
     def __exit__(
@@ -142,6 +143,8 @@ class Work(Generic[Model]):
             aliases = tuple(path for path in self.tree.paths(old) if path != site.path)
         if new is not old:
             self._replace(site, new, aliases, entry.args)
+        else:
+            self.tree.refresh(old)
         self.rows.append(
             Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new, new is not old)
         )
@@ -194,12 +197,15 @@ class Work(Generic[Model]):
         Raises:
             SlapoError: There was a problem; nothing was changed.
         """
-        if self.problems:
+        try:
+            if self.problems:
+                raise raised(self.problems)
+            self._refuse_written()
+            relink(self.tree, self.fork.links if self.fork else None, self.site.module if self.site else None)
+            self.rng.restore()
+        except BaseException:
             self._abort()
-            raise raised(self.problems)
-        self.rng.restore()
-        self._refuse_written()
-        relink(self.tree, self.fork.links if self.fork else None, self.site.module if self.site else None)
+            raise
         return self.tree.root  # type: ignore[return-value]
 
     def _refuse_written(self) -> None:
@@ -214,7 +220,8 @@ class Work(Generic[Model]):
 
     def _abort(self) -> None:
         self.rng.restore()
-        self.tree.roll_back()
+        if self.inplace and self.tree is not None:
+            self.tree.roll_back()
 
     def _keep(self, error: Exception) -> None:
         """Keep a problem, with the entry, the place and the line that it comes from."""

@@ -82,11 +82,11 @@ def _count(module: nn.Module) -> int:
     return max(digits) + 1 if digits else ANY_NUMBER
 
 
-def spelled(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module under each of its paths, in module order."""
-    waiting: list[tuple[str, nn.Module]] = [("", root)]
-    while waiting:
-        path, module = waiting.pop()
-        yield path, module
-        children = reversed(module._modules.items())
-        waiting.extend((join(path, name), child) for name, child in children if child is not None)
+def spelled(module: nn.Module, path: str = "", above: frozenset[int] = frozenset()) -> Iterator[tuple[str, nn.Module]]:
+    """Every module under each of its paths, in module order; one that is registered inside itself, once."""
+    yield path, module
+    if module._modules:
+        above = above | {id(module)}
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in above:
+                yield from spelled(child, join(path, name), above)

@@ -55,6 +55,10 @@ class Fork(Copier):
             kind = type(module)
             if kind not in copies_itself:
                 copies_itself[kind] = _copies_itself(kind)
+                if issubclass(kind, nn.parallel.DistributedDataParallel):
+                    raise ForkError(
+                        "a DistributedDataParallel cannot be copied: apply the schedule to its module, then wrap it"
+                    )
             for tensors in (module._parameters, module._buffers):
                 if tensors:
                     memo.update((id(tensor), tensor) for tensor in tensors.values())
@@ -87,19 +91,20 @@ class Fork(Copier):
                     self._attribute(made, key, held[key])
 
     def _attribute(self, made: nn.Module, key: str, value: Any) -> None:
-        self.met, self.closures = False, key not in TABLES
+        self.met, self.in_hooks = False, key in TABLES
         try:
             vars(made)[key] = self.copy(value)
         except ForkError as error:
             refused = ForkError(COMPILED) if key == "_compiled_call_impl" else error
             refused.add_note(f"it is the attribute {key!r} of a {type(made).__name__}")
             raise refused from None
+        self.in_hooks = False
         if self.met:
             self.links.append((made, key))
 
     def stranger(self, module: nn.Module) -> nn.Module:
         """A module that knows how to copy itself (a graph module), or that hangs on a plain attribute only."""
-        outer = self.met, self.closures
+        outer = self.met, self.in_hooks
         if _copies_itself(type(module)):
             for tensor in (*module.parameters(), *module.buffers()):
                 self.memo[id(tensor)] = tensor
@@ -113,7 +118,7 @@ class Fork(Copier):
             self._blank(module)
             for original in reversed(self.originals[known:]):
                 self._fill(original)
-        self.met, self.closures = outer
+        self.met, self.in_hooks = outer
         result: nn.Module = self.memo[id(module)]
         return result
 

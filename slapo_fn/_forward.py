@@ -25,6 +25,7 @@ class Forward:
     """
 
     rank: ClassVar[int] = 0
+    as_given: ClassVar[tuple[str, ...]] = ("args",)
     __name__ = "forward"
 
     def __init__(self, module: nn.Module, args: Any) -> None:

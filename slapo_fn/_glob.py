@@ -23,6 +23,11 @@ class Numbers(NamedTuple):
 
     slices: tuple[slice, ...]
 
+    @property
+    def from_end(self) -> bool:
+        """Whether a bound counts from the end."""
+        return any(bound is not None and bound < 0 for one in self.slices for bound in (one.start, one.stop))
+
     def admits(self, number: int, count: int) -> bool:
         """Whether a number is in, where ``count`` is one more than the greatest number among the siblings."""
         return any(number in range(*one.indices(count)) for one in self.slices)
@@ -54,6 +59,11 @@ class Glob(NamedTuple):
 
     alternatives: tuple[tuple[Segment, ...], ...]
     counts: bool  # whether a name's fit depends on its siblings
+
+    @property
+    def from_end(self) -> bool:
+        """Whether a bound counts from the end of its siblings."""
+        return any(numbers.from_end for segments in self.alternatives for one in segments for numbers in one.numbers)
 
     def start(self) -> State:
         """The state before the first segment."""
@@ -163,8 +173,13 @@ def _segment(part: str, pattern: str) -> Segment:
         if piece == "*":
             expression += ".*"
         elif piece.startswith("[") and piece.endswith("]"):
-            expression += r"(\d+)"
+            expression += r"(?<!\d)(\d+)(?!\d)"
             numbers.append(_numbers(piece[1:-1], pattern))
+            if piece != part and any(one.from_end for one in numbers):
+                raise PatternError(
+                    f"the pattern {pattern!r} counts from the end in {part!r}; only a whole segment of numbers, as in "
+                    "'h.[-1]', has an end to count from"
+                )
         elif "[" in piece or "]" in piece:
             raise PatternError(f"the pattern {pattern!r} has a bracket without its partner")
         else:

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ._forward import rewrap
+from ._relink import relink_within
 from ._text import fold
 from ._tree import Tree, all_tensors, below, join
 from ._weights import renewed
@@ -118,6 +119,7 @@ def _tensors(tree: Tree, old: nn.Module, new: nn.Module, fresh: list[nn.Module])
                 if id(tensor) not in made:
                     made[id(tensor)] = _like(tensor, like, dtype, freeze, lambda t: bool(tree.slots(t)))
                 tensors[name] = made[id(tensor)]
+    relink_within(new, {key: tensor for key, tensor in made.items() if id(tensor) != key})
 
 
 def _reference(tree: Tree, old: nn.Module) -> Tensor | None:

@@ -12,7 +12,7 @@ from ._forward import refuse_scripted
 from ._glob import parse
 from ._text import fold, what
 from ._tree import join
-from .errors import ArgumentError, ParameterNameError
+from .errors import ArgumentError, ParameterNameError, PatternError
 
 
 def checked_names(names: str) -> str:
@@ -24,7 +24,10 @@ def checked_names(names: str) -> str:
     """
     if not isinstance(names, str):
         raise ArgumentError(f"names is a pattern over the names of parameters, not {what(names)}")
-    parse(names)
+    if parse(names).from_end:
+        raise PatternError(
+            f"the names {names!r} count from the end, which only patterns of modules can: select the module"
+        )
     return names
 
 
@@ -46,6 +49,8 @@ def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[st
                     if glob.accepts(glob.step(glob.start(), dotted, ANY_NUMBER)):
                         met = True
                         refuse_scripted(holder)
+                        if table[name] is not tensor:
+                            continue  # it has a second name here, under which it is renewed by now
                         yield dotted, holder, name, tensor
     if not met and names != "**":
         near = difflib.get_close_matches(names, known, 3, 0.5)

@@ -76,12 +76,14 @@ def _stopped(
 
 def _hint(root: nn.Module, text: str, prefix: str, segment: str, rest: Sequence[str], children: Sequence[str]) -> str:
     """What to write instead, tried on the model."""
+    if segment in children:
+        return "Its name has characters of the pattern language: select it by code, at(model, lambda m: […])."
+    if "[" in text and _matches(root, apart := re.sub(r"(?<=[^.])\[", ".[", text)):
+        return f"A range of children is a segment of its own: write {apart!r}."
     near = difflib.get_close_matches(segment, children, 3, 0.6)
     meant = [spelling for name in near if _matches(root, spelling := _text_of(prefix, name, rest))]
     if meant:
         return f"Did you mean {' or '.join(map(repr, meant))}?"
-    if "[" in text and _matches(root, apart := re.sub(r"(?<=[^.])\[", ".[", text)):
-        return f"A range of children is a segment of its own: write {apart!r}."
     deeper = "**." + text
     if not text.startswith("**") and (found := _matches(root, deeper)):
         return f"It does exist as {', '.join(fold(path for path, _ in found)[:SHOWN])}: write {deeper!r} for it at any depth."

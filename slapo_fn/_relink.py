@@ -6,6 +6,7 @@ self.layers = [self.one]; one -> new   ->   self.layers = [new]
 from __future__ import annotations
 
 import sys
+import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -37,9 +38,16 @@ def relink(tree: Tree, links: Sequence[Link] | None, last: nn.Module | None) -> 
         return
     modules = list(below(tree.root))
     follow = Relink([*modules, *all_tensors(modules).values()], tree.exchanged)
-    for module, key in links:
-        if key in vars(module):
-            vars(module)[key] = follow.copy(vars(module)[key])
+    tree.touch(*(module for module, _ in links))
+    follow.rewrite(links)
+
+
+def relink_within(top: nn.Module, exchanged: dict[int, nn.Module | Tensor]) -> None:
+    """Let the plain attributes of a new module follow the tensors that it was given in exchange for its own."""
+    links = list(_found(below(top))) if exchanged else []
+    if links:
+        modules = list(below(top))
+        Relink([*modules, *all_tensors(modules).values()], exchanged).rewrite(links)
 
 
 def _referred(gone: nn.Module | Tensor, *, is_last: bool) -> bool:
@@ -79,6 +87,20 @@ class Relink(Copier):
             memo[key] = new
         super().__init__(memo)
 
+    def rewrite(self, links: Iterable[Link]) -> None:
+        """Rewrite those attributes that lead to something exchanged; the others stay the very objects that they are."""
+        rewritten: dict[int, tuple[Any, Any]] = {}  # by id, with what keeps the id
+        for module, key in links:
+            value = vars(module).get(key)
+            if id(value) not in rewritten:
+                self.changed = False
+                made = self.copy(value)
+                rewritten[id(value)] = (value, made if self.changed else value)
+            if rewritten[id(value)][1] is not value:
+                vars(module)[key] = rewritten[id(value)][1]
+
     def _method(self, value: Any) -> Any:
-        owner = self.memo.get(id(value.__self__), value.__self__)
-        return value if owner is value.__self__ else getattr(owner, value.__func__.__name__)
+        if id(value.__self__) not in self.memo:
+            return value
+        owner, method = self._known(value.__self__), value.__func__
+        return value if owner is value.__self__ else getattr(owner, method.__name__, types.MethodType(method, owner))

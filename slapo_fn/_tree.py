@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
+from .errors import MisfitError
+
 Registration: TypeAlias = tuple[nn.Module, str]
 CONTAINERS = (dict, OrderedDict, set, list)
 
@@ -86,6 +88,9 @@ class Tree:
         self.templates: dict[int, nn.Module] = {}  # templates that several places share, by the given one's id
         self.gone: list[nn.Module | Tensor] = []  # keeps what was put out alive, so that no id is used twice
         self.journal: dict[int, tuple[nn.Module, dict[str, Any], dict[str, Any]]] | None = {} if keep_journal else None
+        self.tensors: dict[
+            int, tuple[Tensor, Tensor, bool, Tensor | None, dict[str, Any]]
+        ] = {}  # and what tensors were
         self.puts: list[tuple[nn.Module, str, nn.Module]] = []  # of an edit in place: what stood where
         self._parents: dict[int, Registration] = {}  # of each module, one of its registrations
         self._others: dict[int, list[Registration]] = {}  # and whatever further ones it has or had
@@ -198,6 +203,8 @@ class Tree:
     def put(self, old: nn.Module, new: nn.Module, *, only: Registration | None = None) -> None:
         """Register one module wherever another is registered, or in just one place."""
         places = [only] if only else self.registrations(old)
+        if not places and old is not self.root:
+            raise MisfitError(f"the {type(old).__name__} to be replaced no longer stands in the model")
         self._cut = self._cut or bool(old._modules) or only is not None or old is self.root
         if old is self.root:
             self.root = new
@@ -214,8 +221,23 @@ class Tree:
         if only is None:
             self.exchanged[id(old)] = new
 
+    def refresh(self, module: nn.Module) -> None:
+        """Take in what was registered on a module and below it by its own hand."""
+        if module._modules:
+            self._index(module)
+        if self._slots is not None:
+            self._index_tensors(module)
+
     def renew(self, old: Tensor, new: Tensor) -> None:
-        """Exchange a tensor for another wherever it is held, so that ties stay."""
+        """Exchange a tensor for another wherever it is held, so that ties stay.
+
+        In place a parameter stays the same object, since an optimizer may hold it, and takes the new one's values.
+        """
+        if self.journal is not None and type(new) is type(old) and new.shape == old.shape and old.is_leaf:
+            if id(old) not in self.tensors:
+                self.tensors[id(old)] = (old, old.data, old.requires_grad, old.grad, dict(vars(old)))
+            _take(old, new.data, new.requires_grad, dict(vars(new)))
+            return
         for module, name in self.slots(old):
             self.touch(module)
             held: dict[str, Any] = module._parameters if name in module._parameters else module._buffers
@@ -234,5 +256,22 @@ class Tree:
                 if type(value) in CONTAINERS and (value or key in held):
                     value.clear()
                     getattr(value, "extend" if type(value) is list else "update")(held.get(key, ()))
+        for tensor, values, requires_grad, grad, held_by_it in self.tensors.values():
+            tensor.grad = None
+            _take(tensor, values, requires_grad, held_by_it)
+            tensor.grad = grad
         for parent, name, child in reversed(self.puts):
             parent._modules[name] = child
+
+
+def _take(tensor: Tensor, values: Tensor, requires_grad: bool, held: dict[str, Any]) -> None:
+    """Let a tensor be another, as `nn.Module.to` does."""
+    if tensor.grad is not None and tensor.grad.dtype != values.dtype:
+        grad, tensor.grad = tensor.grad, None
+        tensor.data = values
+        tensor.grad = grad.to(values.dtype)
+    else:
+        tensor.data = values
+    tensor.requires_grad_(requires_grad)
+    vars(tensor).clear()
+    vars(tensor).update(held)

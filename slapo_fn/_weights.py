@@ -56,7 +56,7 @@ def places(module: nn.Module) -> dict[str, tuple[Held, str]]:
     return found
 
 
-def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *, own: bool) -> None:
+def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *, own: bool) -> dict[int, Tensor]:
     """Hang the old module's tensors in the new one.
 
     Args:
@@ -66,12 +66,15 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
         path: The place, for messages.
         own: Whether the new module gets copies, so that nothing is tied to them.
 
+    Returns:
+        ``id`` of each tensor that the new module had to what it has now.
+
     Raises:
         WeightsError: A tensor has no partner of its name and shape, on either side.
     """
     wanted, given = places(new), places(old)
     if not wanted and not names:
-        return  # nothing to be filled: an activation, an Identity
+        return {}  # nothing to be filled: an activation, an Identity
     sources = {name: _source(name, names) for name in wanted}
     if problems := _misfits(wanted, given, sources, names):
         raise WeightsError(
@@ -83,9 +86,13 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
             [path],
         )
     copies: dict[int, Tensor] = {}
+    exchanged: dict[int, Tensor] = {}
     for name, (held, key) in wanted.items():
         tensor = given[sources[name]][0][given[sources[name]][1]]
-        held[key] = copies.setdefault(id(tensor), _clone(tensor)) if own else tensor
+        taken = copies.setdefault(id(tensor), _clone(tensor)) if own else tensor
+        exchanged[id(held[key])] = taken
+        held[key] = taken
+    return exchanged
 
 
 def _misfits(
@@ -119,8 +126,8 @@ def _near(name: str, names: Mapping[str, object]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def clone_rest(made: nn.Module, template: nn.Module) -> None:
-    """Give a copy of a template its own tensors wherever it still holds the template's."""
+def clone_rest(made: nn.Module, template: nn.Module) -> dict[int, Tensor]:
+    """Give a copy of a template its own tensors wherever it still holds the template's; gives them by the old one's id."""
     theirs = {id(tensor) for tensor in (*template.parameters(), *template.buffers())}
     copies: dict[int, Tensor] = {}
     for module in made.modules():
@@ -131,6 +138,7 @@ def clone_rest(made: nn.Module, template: nn.Module) -> None:
                     if id(tensor) not in copies:
                         copies[id(tensor)] = _clone(tensor)
                     table[name] = copies[id(tensor)]
+    return copies
 
 
 def _clone(tensor: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ def apply(model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool = False
     """Materialise a schedule: a new model of the same class, which shares every tensor that no entry touches.
 
     Entries are lowered in order of their primitives' phases, and within a phase in the order in which they were written.
-    Each entry sees the model as the entries before it left it.
+    Each entry sees the model as the entries before it left it. A pass sets the global random state and puts it back, so one
+    thread applies at a time.
 
     Args:
         model: The model; it stays as it was, its tensors, hooks and flags, and the random state, too.

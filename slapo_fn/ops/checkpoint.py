@@ -51,7 +51,8 @@ def checkpoint(
 
     Outputs and gradients are the plain module's, dropout included; names, class and signature stay. With gradients
     switched off the plain forward runs. A key-value cache among the arguments, and the running statistics of batch
-    norms, are written once, not again in the recomputation.
+    norms, are written once, not again in the recomputation. Weights are read again then: with
+    `torch.func.functional_call`, whose exchange ends with the forward, take the gradients inside it.
 
     Args:
         schedule: The schedule so far.
@@ -97,17 +98,16 @@ class Checkpointed(Forward):
 
     rank: ClassVar[int] = Phase.CHECKPOINT
 
-    def __init__(self, module: nn.Module, args: CheckpointArgs) -> None:
-        super().__init__(module, args)
-        self.norms: tuple[nn.Module, ...] = running_norms(module)
+    args: CheckpointArgs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.call(*args, **kwargs)
         run: Callable[..., Any] = self.call
-        writes = self.norms or any(map(is_cache, (*args, *kwargs.values())))
-        if writes and not torch.compiler.is_compiling():
-            run = Replay(run, self.norms)
+        if not torch.compiler.is_compiling():
+            norms = running_norms(self.module) if self.module.training else ()
+            if norms or any(map(is_cache, (*args, *kwargs.values()))):
+                run = Replay(run, norms)
         return self._reentrant(run, args, kwargs) if self.args.use_reentrant else self._plain(run, args, kwargs)
 
     def _plain(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -84,6 +84,8 @@ def freeze_at(site: Site[nn.Module], args: FreezeArgs) -> nn.Module:
     for dotted, _, _, tensor in named_tensors(site.path, site.module, args.names):
         if not isinstance(tensor, nn.Parameter) or tensor.requires_grad == args.requires_grad:
             continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            continue  # has no gradient
         if nn.parameter.is_lazy(tensor):
             raise MisfitError(f"{dotted} has no shape yet (a lazy module): run the model once before you freeze it")
         site.renew(tensor, renewed(tensor, requires_grad=args.requires_grad))

@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import NamedTuple
 
 from .._fork import Fork
+from .._relink import relink_within
 from .._rules import Site
 from .._text import what
 from .._weights import clone_rest, fill
@@ -75,7 +76,7 @@ def replace(
 
     Example:
         >>> import slapo_fn as slapo
-        >>> from torch import nn
+        >>> from torch import Tensor, nn
         >>> net = nn.Sequential(nn.Linear(2, 2), nn.GELU())
         >>> sch = slapo.replace(slapo.Schedule(), "1", lambda old: nn.GELU(approximate="tanh"))
         >>> slapo.apply(net, sch)[1]
@@ -101,14 +102,17 @@ def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
         if made is None:
             raise MisfitError(f"the factory gave None for {site.path!r}; give old to leave it as it is", [site.path])
         if isinstance(args.weights, tuple):
-            fill(made, old, dict(args.weights), site.path, own=args.untie)
+            relink_within(made, {**fill(made, old, dict(args.weights), site.path, own=args.untie)})
         return made
     if args.share:
         return _shared(site, args.new)
     made = Fork(args.new).root
+    exchanged: dict[int, nn.Module | Tensor] = {}
     if args.weights != "fresh":
-        fill(made, old, dict(args.weights) if isinstance(args.weights, tuple) else {}, site.path, own=args.untie)
-    clone_rest(made, args.new)
+        names = dict(args.weights) if isinstance(args.weights, tuple) else {}
+        exchanged.update(fill(made, old, names, site.path, own=args.untie))
+    exchanged.update(clone_rest(made, args.new))
+    relink_within(made, exchanged)
     return made
 
 
@@ -117,7 +121,7 @@ def _shared(site: Site[nn.Module], template: nn.Module) -> nn.Module:
     made = site.tree.templates.get(id(template))
     if made is None:
         made = site.tree.templates[id(template)] = Fork(template).root
-        clone_rest(made, template)
+        relink_within(made, {**clone_rest(made, template)})
     return made
 
 

@@ -28,7 +28,7 @@ def test_B215_a_key_and_a_value_on_a_parameter_by_name(inplace: bool) -> None:
         "fc1.bias": "no decay",
         "fc2.bias": "no decay",
     }
-    assert not hasattr(given, "replicated_param"), "the tensor that was given is as it was"
+    assert hasattr(given, "replicated_param") == inplace, "in place the very parameter changes, else it is as it was"
     assert out.submod.linear.weight.data_ptr() == given.data_ptr(), "and its values are not copied"
 
 
