@@ -41,6 +41,12 @@ COMPILED = (
 )
 
 
+def is_atom(value: Any) -> bool:
+    """Whether a value can neither be edited nor lead to anything: a number, a name, a tuple of such."""
+    kind = type(value)
+    return kind in ATOMS or (kind is tuple and all(type(one) in ATOMS for one in value))
+
+
 class Copier:
     """Copies values that hang on modules.
 

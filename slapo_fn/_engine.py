@@ -76,7 +76,7 @@ class Work(Generic[Model]):
 
     def __iter__(self) -> Iterator[tuple[Entry[Any], Site[nn.Module]]]:
         self.rng = Rng()
-        self.fork = None
+        self.fork: Fork | None = None
         try:
             with held_collector():
                 self.fork = None if self.inplace else Fork(self.given)

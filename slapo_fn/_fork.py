@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import Tensor, nn
 
-from ._copier import ATOMS, COMPILED, Copier
+from ._copier import COMPILED, Copier, is_atom
 from ._tree import held_collector
 from .errors import ForkError
 
 KNOWN = frozenset(vars(nn.Module()))
 TABLES = tuple(key for key, value in vars(nn.Module()).items() if type(value) is OrderedDict)  # of hooks
-SHARED = ("_parameters", "_buffers", "_non_persistent_buffers_set")  # containers to copy, tensors to share
 
 
 class Fork(Copier):
@@ -49,6 +48,7 @@ class Fork(Copier):
         memo, waiting = self.memo, [model]
         memo[id(None)] = None  # a child that is not there
         copies_itself: dict[type, bool] = {}
+        tensors: list[Tensor | None] = []
         for module in waiting:
             if id(module) in memo:
                 continue
@@ -59,36 +59,43 @@ class Fork(Copier):
                     raise ForkError(
                         "a DistributedDataParallel cannot be copied: apply the schedule to its module, then wrap it"
                     )
-            for tensors in (module._parameters, module._buffers):
-                if tensors:
-                    memo.update((id(tensor), tensor) for tensor in tensors.values())
-                    self.versions += [(t, t._version) for t in tensors.values() if _counts(t)]
+            if module._parameters:
+                tensors.extend(module._parameters.values())
+            if module._buffers:
+                tensors.extend(module._buffers.values())
             if not copies_itself[kind]:
                 memo[id(module)] = kind.__new__(kind)
                 self.originals.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
+        memo.update(zip(map(id, tensors), tensors, strict=True))
+        self.versions += _versions(tensors)
+
     def written(self) -> list[Tensor]:
         """The shared tensors that were written to since."""
         return [tensor for tensor, version in self.versions if tensor._version != version]
 
     def _fill(self, module: nn.Module) -> None:
-        made: nn.Module = self.memo[id(module)]
-        held, state = vars(module), vars(made)
-        state.update(held)
+        memo, held = self.memo, vars(module)
+        made: nn.Module = memo[id(module)]
+        state = held.copy()
+        object.__setattr__(made, "__dict__", state)
         _fresh_tables(state)
         if any(map(held.get, TABLES)):
             for key in TABLES:
                 if held.get(key):
                     self._attribute(made, key, held[key])
-        for key in SHARED:
-            state[key] = held[key].copy()
-        state["_modules"] = self._dict(held["_modules"]) if held["_modules"] else held["_modules"].copy()
+        state["_parameters"] = held["_parameters"].copy()
+        state["_buffers"] = held["_buffers"].copy()
+        state["_non_persistent_buffers_set"] = held["_non_persistent_buffers_set"].copy()
+        state["_modules"] = children = held["_modules"].copy()
+        for name, child in children.items():
+            children[name] = memo[id(child)] if id(child) in memo else self.copy(child)
         if len(held) != len(KNOWN):
-            for key in [key for key in held if key not in KNOWN]:
-                if type(held[key]) not in ATOMS:
-                    self._attribute(made, key, held[key])
+            for key, value in held.items():
+                if key not in KNOWN and not is_atom(value):
+                    self._attribute(made, key, value)
 
     def _attribute(self, made: nn.Module, key: str, value: Any) -> None:
         self.met, self.in_hooks = False, key in TABLES
@@ -123,9 +130,14 @@ class Fork(Copier):
         return result
 
 
-def _counts(tensor: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a tensor counts the writes to it."""
-    return tensor is not None and not nn.parameter.is_lazy(tensor) and not tensor.is_inference()
+def _versions(tensors: list[Tensor | None]) -> list[tuple[Tensor, int]]:
+    """How often each tensor was written to, for those that count it: lazy tensors and those of inference mode do not."""
+    there = [tensor for tensor in tensors if tensor is not None]
+    try:
+        return [(tensor, tensor._version) for tensor in there]
+    except (RuntimeError, ValueError):
+        counting = [tensor for tensor in there if not nn.parameter.is_lazy(tensor) and not tensor.is_inference()]
+        return [(tensor, tensor._version) for tensor in counting]
 
 
 def _copies_itself(kind: type) -> bool:

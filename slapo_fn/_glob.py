@@ -99,6 +99,9 @@ class Glob(NamedTuple):
         return frozenset(found)
 
 
+_literal = lru_cache(maxsize=4096)(Segment)
+
+
 @lru_cache(maxsize=4096)
 def parse(pattern: str) -> Glob:
     """Parse one pattern.
@@ -108,7 +111,8 @@ def parse(pattern: str) -> Glob:
     """
     if not isinstance(pattern, str):
         raise PatternError(f"a pattern is a str, not {type(pattern).__name__}: {pattern!r}")
-    alternatives = tuple(tuple(_segments(whole, pattern)) for whole in _braces(_spans(pattern), pattern))
+    written = _braces(_spans(pattern), pattern) if "{" in pattern or "}" in pattern else [pattern]
+    alternatives = tuple(tuple(_segments(whole, pattern)) for whole in written)
     counts = any(segment.numbers for segments in alternatives for segment in segments)
     return Glob(alternatives, counts)
 
@@ -166,7 +170,7 @@ def _segments(text: str, pattern: str) -> list[Segment]:
 
 def _segment(part: str, pattern: str) -> Segment:
     if "*" not in part and "[" not in part and "]" not in part:
-        return Segment(part)
+        return _literal(part)
     expression = ""
     numbers: list[Numbers] = []
     for piece in re.split(r"(\[[^\[\]]*\]|\*)", part):

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._copier import ATOMS, Copier
+from ._copier import Copier, is_atom
 from ._fork import KNOWN
 from ._tree import Tree, all_tensors, below
 
@@ -67,7 +67,7 @@ def _found(modules: Iterable[nn.Module]) -> Iterator[Link]:
         held = vars(module)
         if len(held) != len(KNOWN):
             for key, value in held.items():
-                if key not in KNOWN and type(value) not in ATOMS:
+                if key not in KNOWN and not is_atom(value):
                     yield module, key
 
 
