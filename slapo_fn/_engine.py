@@ -97,7 +97,7 @@ class Work(Generic[Model]):
                     self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
                     continue
                 if self.inplace:
-                    self.tree.touch(*below(site.module))
+                    self.tree.touch(*(below(site.module) if site.module._modules else (site.module,)))
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
                 yield entry, site
@@ -156,7 +156,8 @@ class Work(Generic[Model]):
         broken = broken_ties(self.tree, old, new)
         if not untie:
             refuse_split(self.tree, old, new)
-            self.open_ties.append((site, broken))
+            if broken:
+                self.open_ties.append((site, broken))
         only = only_place(self.tree, old, site.path) if untie and aliases else None
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)

@@ -23,7 +23,7 @@ class Rng:
         self.states = [generator.get_state() for generator in self.generators]
         self.python = random.getstate()
         self.numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
-        self.key = hashlib.blake2b(self.states[0].numpy().tobytes(), digest_size=32).digest()
+        self.base = hashlib.blake2b(self.states[0].numpy().tobytes(), digest_size=8)
 
     def begin_entry(self, entry: str) -> None:
         """Draw from an entry's own streams of Python's and numpy's random numbers from now on."""
@@ -33,7 +33,9 @@ class Rng:
             sys.modules["numpy"].random.seed(seed % 2**32)
 
     def _seed(self, name: str) -> int:
-        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, key=self.key).digest(), "little")
+        digest = self.base.copy()
+        digest.update(name.encode())
+        return int.from_bytes(digest.digest(), "little")
 
     def begin(self, place: str) -> None:
         """Draw from the stream of a place from now on."""
