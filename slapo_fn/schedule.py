@@ -212,7 +212,7 @@ def add(schedule: Schedule, target: Target[M], primitive: Callable[[Site[M], A],
     if not callable(primitive):
         raise ArgumentError(f"a primitive is a function (site, args) -> module, not {what(primitive)}")
     entry = Entry(as_selector(target), primitive, args)._noted(here(), "")
-    return Schedule((*schedule, entry))
+    return Schedule([*schedule, entry])
 
 
 def checked(schedule: Any) -> Schedule:
