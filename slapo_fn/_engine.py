@@ -145,9 +145,9 @@ class Work(Generic[Model]):
             self._replace(site, new, aliases, entry.args)
         else:
             self.tree.refresh(old)
-        self.rows.append(
-            Row(self.number, site.path, type(old).__name__, type(new).__name__, aliases, new, new is not old)
-        )
+        if self.fork:  # in place nobody asks for the record
+            kinds = type(old).__name__, type(new).__name__
+            self.rows.append(Row(self.number, site.path, *kinds, aliases, new, new is not old))
 
     def _replace(self, site: Site[nn.Module], new: nn.Module, aliases: tuple[str, ...], args: object) -> None:
         # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
