@@ -11,6 +11,12 @@ from ._rules import Places, Rule, every, in_order
 from .errors import CountError, NoMatchError
 
 
+def sifted(others: Places, places: Places, *, within: bool) -> Places:
+    """The places whose modules are among others, or are not."""
+    known = {id(site.module) for site in others}
+    return [site for site in places if (id(site.module) in known) is within]
+
+
 @dataclass(frozen=True)
 class Sliced(Rule):
     """A slice of a rule's places."""
@@ -71,8 +77,7 @@ class Both(Rule):
     second: Rule
 
     def resolve(self, root: nn.Module) -> Places:
-        also = {id(site.module) for site in self.second.resolve(root)}
-        found = [site for site in self.first.resolve(root) if id(site.module) in also]
+        found = sifted(self.second.resolve(root), self.first.resolve(root), within=True)
         if not found:
             raise NoMatchError(f"{self} is empty: each side finds modules, and they have none in common")
         return found
@@ -89,8 +94,7 @@ class Without(Rule):
     second: Rule
 
     def resolve(self, root: nn.Module) -> Places:
-        away = {id(site.module) for site in self.second.resolve(root)}
-        found = [site for site in self.first.resolve(root) if id(site.module) not in away]
+        found = sifted(self.second.resolve(root), self.first.resolve(root), within=False)
         if not found:
             raise NoMatchError(f"{self} is empty: the right side takes away all that the left side finds")
         return found
@@ -106,8 +110,7 @@ class Complement(Rule):
     rule: Rule
 
     def resolve(self, root: nn.Module) -> Places:
-        away = {id(site.module) for site in self.rule.resolve(root)}
-        found = [site for site in every(root) if id(site.module) not in away]
+        found = sifted(self.rule.resolve(root), every(root), within=False)
         if not found:
             raise NoMatchError(f"{self} is empty: {self.rule} finds every module")
         return found

@@ -97,7 +97,7 @@ class Work(Generic[Model]):
                     self.skipped.append((self.number, site.path, "inside a module that this entry replaced"))
                     continue
                 if self.inplace:
-                    self.tree.touch(*(below(site.module) if site.module._modules else (site.module,)))
+                    self.tree.touch(*below(site.module))
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
                 yield entry, site
@@ -221,7 +221,7 @@ class Work(Generic[Model]):
 
     def _abort(self) -> None:
         self.rng.restore()
-        if self.inplace and self.tree is not None:
+        if "tree" in vars(self):  # it may have been interrupted before
             self.tree.roll_back()
 
     def _keep(self, error: Exception) -> None:

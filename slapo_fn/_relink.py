@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def relink(tree: Tree, links: Sequence[Link] | None, last: nn.Module | None) -> 
     follow.rewrite(links)
 
 
-def relink_within(top: nn.Module, exchanged: dict[int, nn.Module | Tensor]) -> None:
+def relink_within(top: nn.Module, exchanged: Mapping[int, nn.Module | Tensor]) -> None:
     """Let the plain attributes of a new module follow the tensors that it was given in exchange for its own."""
     links = list(_found(below(top))) if exchanged else []
     if links:
@@ -79,7 +79,7 @@ class Relink(Copier):
         exchanged: ``id`` of what was put out to what took its place; a chain is followed to its end.
     """
 
-    def __init__(self, kept: list[nn.Module | Tensor], exchanged: dict[int, nn.Module | Tensor]) -> None:
+    def __init__(self, kept: Iterable[nn.Module | Tensor], exchanged: Mapping[int, nn.Module | Tensor]) -> None:
         memo: dict[int, Any] = {id(one): one for one in kept}
         for key, new in exchanged.items():
             while id(new) in exchanged and exchanged[id(new)] is not new:

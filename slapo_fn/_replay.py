@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from ._copier import Copier
 from ._tree import below
 
 
@@ -19,19 +19,9 @@ def is_cache(value: object) -> bool:
     return hasattr(value, "get_seq_length") and hasattr(value, "update")
 
 
-def snapshot(value: Any) -> Any:
+def snapshot(cache: Any) -> Any:
     """A cache's structure copied and its tensors shared: writing to the copy leaves the original alone."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(snapshot, value))
-    if isinstance(value, dict):
-        return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, Tensor) or not hasattr(value, "__dict__") or isinstance(value, type):
-        return value
-    if not is_cache(value) and not hasattr(value, "update"):
-        return value
-    made = copy.copy(value)
-    vars(made).update({key: snapshot(item) for key, item in vars(value).items()})
-    return made
+    return Copier({}).copy(cache)
 
 
 def running_norms(module: nn.Module) -> tuple[nn.Module, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -79,9 +80,10 @@ def in_order(root: nn.Module, places: Iterable[Site[nn.Module]]) -> Places:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(ABC):
     """What all rules share."""
 
+    @abstractmethod
     def resolve(self, root: nn.Module) -> Places:
         """The places on a model.
 
@@ -89,7 +91,6 @@ class Rule:
             NoMatchError: There are none.
             CountError: There are not as many as was expected.
         """
-        raise NotImplementedError(type(self).__name__)
 
     def left_out(self, root: nn.Module) -> Places:
         """Places that were passed over because their class overrides ``forward``."""

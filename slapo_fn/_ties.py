@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -27,13 +27,22 @@ def broken_ties(tree: Tree, old: nn.Module, new: nn.Module) -> list[Break]:
     inside = {id(module) for module in below(old)}
     for key in all_tensors(below(new)):
         lost.pop(key, None)
-    breaks: list[Break] = []
-    for tensor in lost.values():
-        slots = [(id(module) in inside, join(tree.path(module), name)) for module, name in tree.slots(tensor)]
-        mine, others = [path for within, path in slots if within], [path for within, path in slots if not within]
-        if mine and others:
-            breaks.append(Break(tensor, mine[0], others[0]))
-    return breaks
+    held = {
+        id(tensor): [(module, join(tree.path(module), name)) for module, name in tree.slots(tensor)]
+        for tensor in lost.values()
+    }
+    return [Break(lost[key], *names) for key, places in held.items() if (names := _across(inside, places))]
+
+
+def _across(inside: Container[int], places: Iterable[tuple[nn.Module, str]]) -> tuple[str, str] | None:
+    """The first name that hangs on a module inside, and the first that hangs outside, if there are both."""
+    mine, others = None, None
+    for module, name in places:
+        if id(module) in inside:
+            mine = mine or name
+        else:
+            others = others or name
+    return (mine, others) if mine and others else None
 
 
 def refuse_open(tree: Tree, breaks: Sequence[Break]) -> None:
@@ -73,15 +82,14 @@ def refuse_split(tree: Tree, old: nn.Module, new: nn.Module) -> None:
     inside = {id(module): module for module in below(old)}
     kept = {id(module) for module in below(new)}
     for key, module in inside.items():
-        if module is not old and key not in kept:
-            edges = [(id(edge.parent) in inside, edge.path) for edge in tree.edges(module)]
-            mine, others = [path for within, path in edges if within], [path for within, path in edges if not within]
-            if mine and others:
-                raise TieError(
-                    f"{mine[0]} and {others[0]} are one shared module, and the new {tree.path(old)} does not contain it: "
-                    "keep it in the new one, or give untie=True.",
-                    [mine[0], others[0]],
-                )
+        if module is old or key in kept:
+            continue
+        if names := _across(inside, ((edge.parent, edge.path) for edge in tree.edges(module))):
+            raise TieError(
+                f"{names[0]} and {names[1]} are one shared module, and the new {tree.path(old)} does not contain it: "
+                "keep it in the new one, or give untie=True.",
+                names,
+            )
 
 
 def only_place(tree: Tree, module: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -102,12 +102,12 @@ def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
         if made is None:
             raise MisfitError(f"the factory gave None for {site.path!r}; give old to leave it as it is", [site.path])
         if isinstance(args.weights, tuple):
-            relink_within(made, {**fill(made, old, dict(args.weights), site.path, own=args.untie)})
+            relink_within(made, fill(made, old, dict(args.weights), site.path, own=args.untie))
         return made
     if args.share:
         return _shared(site, args.new)
     made = Fork(args.new).root
-    exchanged: dict[int, nn.Module | Tensor] = {}
+    exchanged: dict[int, Tensor] = {}
     if args.weights != "fresh":
         names = dict(args.weights) if isinstance(args.weights, tuple) else {}
         exchanged.update(fill(made, old, names, site.path, own=args.untie))
@@ -121,7 +121,7 @@ def _shared(site: Site[nn.Module], template: nn.Module) -> nn.Module:
     made = site.tree.templates.get(id(template))
     if made is None:
         made = site.tree.templates[id(template)] = Fork(template).root
-        relink_within(made, {**clone_rest(made, template)})
+        relink_within(made, clone_rest(made, template))
     return made
 
 
