@@ -49,6 +49,10 @@ class ParameterNameError(SlapoError, AttributeError):
     """A module has no parameter or buffer of that name."""
 
 
+class TraceError(SlapoError, RuntimeError):
+    """A forward cannot be turned into a graph, or a traced one was called in a way that it was not traced for."""
+
+
 class WeightsError(SlapoError, ValueError):
     """The old module's weights do not fit the new one by name and shape."""
 

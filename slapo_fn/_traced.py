@@ -1,0 +1,46 @@
+"""The layer of a module whose forward is a graph: the class, its names and its attributes stay.
+
+block.forward   ->   Traced(block, program)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ._forward import Forward, layers, wrap
+from ._program import Program
+from .errors import TraceError
+
+
+class Traced(Forward):
+    """The innermost layer: it runs a program in the place of the class's forward."""
+
+    rank: ClassVar[int] = -1
+
+    args: Program
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        functions = self.args.functions
+        if len(functions) == 1:
+            return functions[0](self.module, *args, **kwargs)
+        training = self.module.training
+        for path in self.args.inlined:
+            if self.module.get_submodule(path).training is not training:
+                raise TraceError(
+                    f"{path} is in another mode than the module whose forward it was traced into: call train() or eval() "
+                    "on the whole, or trace it as a leaf",
+                    [path],
+                )
+        return functions[0 if training else 1](self.module, *args, **kwargs)
+
+
+def program_of(module: nn.Module) -> Program | None:
+    """The program that a module runs, if its forward was traced."""
+    return next((layer.args for layer in layers(module) if isinstance(layer, Traced)), None)
+
+
+def run_by(module: nn.Module, program: Program) -> None:
+    """Let a module run a program."""
+    wrap(module, Traced(module, program))

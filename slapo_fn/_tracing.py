@@ -1,0 +1,71 @@
+"""From a module to its program, or to an error that says why there is none."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx, nn
+
+from ._fork import Fork
+from ._forward import Forward
+from ._program import Program
+from ._traced import program_of
+from ._tracer import AsksMode, ForwardTracer, Settings
+from ._watch import Refusal, Watch, located
+from .errors import TraceError
+
+
+def trace_forward(module: nn.Module, path: str, settings: Settings) -> Program:
+    """The program of a module's forward. The module stays as it is: a copy of it is traced.
+
+    Args:
+        module: The module.
+        path: Its path, for messages.
+        settings: How.
+
+    Raises:
+        TraceError: A graph would not be the same as the forward; the message says where and what to do.
+    """
+    own = vars(module).get("forward")
+    if isinstance(module, torch.jit.ScriptModule) or (own is not None and not isinstance(own, Forward)):
+        kind = "is scripted" if own is None else "has a forward of its own, set on the instance"
+        raise _error(module, path, Refusal("it", kind + ", which cannot be traced."))
+    try:
+        made = [_traced(module, path, settings, None)]
+    except AsksMode:
+        made = [_traced(module, path, settings, mode) for mode in (True, False)]
+    inlined = dict.fromkeys(name for _, names in made for name in names)
+    return Program(tuple(graph for graph, _ in made), tuple(inlined), settings)
+
+
+def program_or_trace(module: nn.Module, path: str, settings: Settings) -> Program:
+    """The program that a module runs already, or that of its forward."""
+    return program_of(module) or trace_forward(module, path, settings)
+
+
+def _traced(module: nn.Module, path: str, settings: Settings, mode: bool | None) -> tuple[fx.Graph, list[str]]:
+    root = Fork(module).root
+    vars(root).pop("forward", None)
+    if settings.tracer is not None:
+        try:
+            return settings.tracer().trace(root, dict(settings.constants) or None), []
+        except Exception as error:
+            raise _error(module, path, located(error)) from error
+    tracer = ForwardTracer(root, settings, mode)
+    watch = Watch(tracer.known)
+    try:
+        with watch:
+            tracer.trace(root)
+    except Exception as error:
+        raise _error(module, path, watch.refusal or tracer.refused or located(error)) from error
+    if refused := watch.refusal or tracer.refused or tracer.written():
+        raise _error(module, path, refused)
+    return tracer.finish(), tracer.inlined
+
+
+def _error(module: nn.Module, path: str, refused: Refusal) -> TraceError:
+    return TraceError(
+        f"{path or 'the root'} ({type(module).__name__}) cannot be traced: {refused.place} {refused.reason}\nWays out: "
+        f"{refused.way_out or 'select a module further inside'}; give an example of the arguments, "
+        "trace(sch, target, example=(…)), and torch.export traces that call; or replace the whole module.",
+        [path],
+    )
