@@ -1,18 +1,20 @@
-"""Fill a new module with an old one's tensors, by name: the very tensors, not copies."""
+"""Fill a new module with an old one's tensors, by name: the very tensors, and new ones only where several make one."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
 # torch leaves named_modules without types.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ._tree import join
+from ._lineage import declare, places
+from ._lineage import record as record
+from ._sources import Source, laid_out, near, rename, resolved, take
+from ._sources import names as names_in
 from .errors import WeightsError
 
 Held = dict[str, Any]
@@ -44,25 +46,14 @@ def renewed(
     return made
 
 
-def places(module: nn.Module) -> dict[str, tuple[Held, str]]:
-    """Every parameter and persistent buffer by its dotted name: the table that holds it, and its name there."""
-    found: dict[str, tuple[Held, str]] = {}
-    for path, one in module.named_modules(remove_duplicate=False):
-        for held, skip in ((one._parameters, frozenset[str]()), (one._buffers, one._non_persistent_buffers_set)):
-            table: Held = held
-            found.update(
-                (join(path, name), (table, name)) for name, t in table.items() if t is not None and name not in skip
-            )
-    return found
-
-
-def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *, own: bool) -> dict[int, Tensor]:
-    """Hang the old module's tensors in the new one.
+def fill(new: nn.Module, old: nn.Module, names: Mapping[str, Source], path: str, *, own: bool) -> dict[int, Tensor]:
+    """Hang the old module's tensors in the new one, and note on it where each came from.
 
     Args:
         new: The module to fill.
         old: Where the tensors come from.
-        names: New name to old name, of a tensor or of a submodule; what is not in it keeps its name.
+        names: New name to old name, of a tensor or of a submodule, or to a source made of such names; what is not in it
+            keeps its name.
         path: The place, for messages.
         own: Whether the new module gets copies, so that nothing is tied to them.
 
@@ -70,13 +61,16 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
         ``id`` of each tensor that the new module had to what it has now.
 
     Raises:
-        WeightsError: A tensor has no partner of its name and shape, on either side.
+        WeightsError: A tensor has no partner of its name and shape, on either side; or a new one cannot be made.
     """
     wanted, given = places(new), places(old)
     if not wanted and not names:
         return {}  # nothing to be filled: an activation, an Identity
     sources = {name: _source(name, names) for name in wanted}
-    if problems := _misfits(wanted, given, sources, names):
+    problems, made = _misfits(wanted, given, sources, names), dict[Source, Tensor]()
+    if not problems:
+        problems = _make(wanted, {name: held[key] for name, (held, key) in given.items()}, sources, made, own)
+    if problems:
         raise WeightsError(
             f"the weights of {path or 'the root'} ({type(old).__name__}) do not fit {type(new).__name__} by name and "
             "shape:\n  "
@@ -85,31 +79,80 @@ def fill(new: nn.Module, old: nn.Module, names: Mapping[str, str], path: str, *,
             "the template's own, weights='fresh'; or give a factory, lambda old: …, which fills it.",
             [path],
         )
-    copies: dict[int, Tensor] = {}
     exchanged: dict[int, Tensor] = {}
     for name, (held, key) in wanted.items():
-        tensor = given[sources[name]][0][given[sources[name]][1]]
-        taken = copies.setdefault(id(tensor), _clone(tensor)) if own else tensor
-        exchanged[id(held[key])] = taken
-        held[key] = taken
+        exchanged[id(held[key])] = held[key] = made[sources[name]]
+    shapes = {name: tuple(held[key].shape) for name, (held, key) in given.items() if not _is_lazy(held[key])}
+    declare(
+        new,
+        {
+            name: source if isinstance(source, str) else resolved(source, shapes)
+            for name, source in sources.items()
+            if source != name
+        },
+    )
     return exchanged
 
 
+def _make(
+    wanted: Mapping[str, Place],
+    given: Mapping[str, Tensor],
+    sources: Mapping[str, Source],
+    made: dict[Source, Tensor],
+    own: bool,
+) -> list[str]:
+    """Take the tensors from their sources; one that two names come from is one object. Gives what is wrong."""
+    problems: list[str] = []
+    copies: dict[int, Tensor] = {}
+    for name, (held, key) in wanted.items():
+        source = sources[name]
+        if source in made:
+            continue
+        if isinstance(source, str):
+            tensor = given[source]
+            if own and id(tensor) not in copies:
+                copies[id(tensor)] = _clone(tensor)
+            made[source] = copies[id(tensor)] if own else tensor
+            continue
+        grads = {one: given[one].requires_grad for one in names_in(source)}
+        try:
+            if len(set(grads.values())) > 1:
+                frozen = ", ".join(one for one, grad in grads.items() if not grad)
+                raise WeightsError(
+                    f"{source!r}: {frozen} {'is' if frozen.count(',') == 0 else 'are'} frozen, and others are not"
+                )
+            values = take(source, given)
+        except WeightsError as error:
+            problems.append(f"new {name}: {error}")
+            continue
+        made[source] = nn.Parameter(values, any(grads.values())) if isinstance(held[key], nn.Parameter) else values
+    return problems
+
+
 def _misfits(
-    wanted: Mapping[str, Place], given: Mapping[str, Place], sources: Mapping[str, str], names: Mapping[str, str]
+    wanted: Mapping[str, Place], given: Mapping[str, Place], sources: Mapping[str, Source], names: Mapping[str, Source]
 ) -> list[str]:
     strange = [key for key in names if not _among(key, wanted)]
-    if strange and all(_among(key, given) for key in strange) and all(_among(one, wanted) for one in names.values()):
-        swapped = {new: old for old, new in names.items()}
-        return [f"the mapping is the wrong way round: it is new name to old name, {swapped}"]
-    problems = [f"the new one has no {key}{_near(key, wanted)}" for key in strange]
+    if strange and all(_among(key, given) for key in strange):
+        swapped = {new: old for old, new in names.items() if isinstance(new, str)}
+        if len(swapped) == len(names) and all(_among(one, wanted) for one in swapped):
+            return [f"the mapping is the wrong way round: it is new name to old name, {swapped}"]
+    problems = [f"the new one has no {key}{near(key, wanted)}" for key in strange]
+    shapes = {name: tuple(held[key].shape) for name, (held, key) in given.items() if not _is_lazy(held[key])}
     for name, source in sources.items():
         said = f"new {name} {_shape(wanted[name])}"
-        if source not in given:
-            problems.append(f"{said}: the old one has no {source}{_near(source, given)}")
-        elif _shape(wanted[name]) != _shape(given[source]):
-            problems.append(f"{said}: the old {source} is {_shape(given[source])}")
-    used = set(sources.values())
+        if isinstance(source, str) and source in given:
+            if _shape(wanted[name]) != _shape(given[source]):
+                problems.append(f"{said}: the old {source} is {_shape(given[source])}")
+            continue
+        try:
+            shape = laid_out(source, shapes)[1]
+        except WeightsError as error:
+            problems.append(f"{said}: {error}")
+        else:
+            if _shape(wanted[name]) != str(shape):
+                problems.append(f"{said}: {source!r} is {shape}")
+    used = {one for source in sources.values() for one in names_in(source)}
     return problems + [
         f"old {name} {_shape(place)}: the new one has no place for it"
         for name, place in given.items()
@@ -119,11 +162,6 @@ def _misfits(
 
 def _among(key: str, names: Mapping[str, object]) -> bool:
     return any(name == key or name.startswith(key + ".") for name in names)
-
-
-def _near(name: str, names: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, names, 1, 0.75)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def clone_rest(made: nn.Module, template: nn.Module) -> dict[int, Tensor]:
@@ -146,13 +184,15 @@ def _clone(tensor: Tensor) -> Tensor:
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-def _source(name: str, names: Mapping[str, str]) -> str:
-    for key in sorted(names, key=len, reverse=True):
-        if name == key or name.startswith(key + "."):
-            return names[key] + name[len(key) :]
-    return name
+def _source(name: str, names: Mapping[str, Source]) -> Source:
+    key = max((key for key in names if name == key or name.startswith(key + ".")), key=len, default=name)
+    return rename(names[key], lambda one: one + name[len(key) :]) if key in names else name
 
 
-def _shape(place: tuple[Held, str]) -> str:
+def _shape(place: Place) -> str:
     tensor = place[0][place[1]]
-    return "(lazy)" if nn.parameter.is_lazy(tensor) else str(tuple(tensor.shape))
+    return "(lazy)" if _is_lazy(tensor) else str(tuple(tensor.shape))
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer)
