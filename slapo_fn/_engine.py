@@ -5,7 +5,6 @@ model, schedule  ->  fork  ->  (entry, site), (entry, site), …  ->  put  ->  m
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -14,15 +13,14 @@ from torch import nn
 
 from ._algebra import empty_options
 from ._fork import Fork
-from ._inherit import inherit
+from ._places import Places
 from ._problems import Problem, raised
 from ._relink import relink
 from ._rng import Rng
 from ._rules import Site
-from ._text import what
-from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
-from ._tree import Tree, below, held_collector
-from .errors import ArgumentError, MisfitError, NoMatchError, SlapoError, TieError
+from ._text import kind, what
+from ._tree import Tree, below, held_collector, join
+from .errors import ArgumentError, MisfitError, NoMatchError, SlapoError
 from .schedule import Entry, Schedule, traits_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -68,7 +66,6 @@ class Work(Generic[Model]):
         self.rows: list[Row] = []
         self.skipped: list[tuple[int, str, str]] = []
         self.problems: list[Problem] = []
-        self.open_ties: list[tuple[Site[nn.Module], list[Break]]] = []
         self.number = 0
         self.site: Site[nn.Module] | None = None
 
@@ -81,6 +78,7 @@ class Work(Generic[Model]):
             with held_collector():
                 self.fork = None if self.inplace else Fork(self.given)
                 self.tree = Tree(self.fork.root if self.fork else self.given, keep_journal=self.inplace)
+                self.places = Places(self.tree, self.fork.memo if self.fork else {})
                 yield from self._places()
         except BaseException:  # an interruption, or a loop that was left
             self._abort()
@@ -101,13 +99,16 @@ class Work(Generic[Model]):
                 self.site, site.tree = site, self.tree
                 self.rng.begin(f"{site.path}:{entry.name}")
                 yield entry, site
-            self._close_ties()
+            for site, error in self.places.close():
+                self.site = site
+                self._keep(error)
 
     def _sites(self, entry: Entry[Any]) -> tuple[Site[nn.Module], ...]:
         try:
             sites = entry.selector.resolve(self.tree.root)
             for rule in empty_options(entry.selector.rule, self.tree.root):
                 self.skipped.append((self.number, str(rule), "matches nothing, which is optional"))
+            self.places.open(sites)
         except Exception as error:
             self._keep(error)
             return ()
@@ -138,57 +139,18 @@ class Work(Generic[Model]):
                 f"{entry.name} gave {what(new)} where a module has to stand; to leave a place as it is, give the old module",
                 [site.path],
             )
-        aliases: tuple[str, ...] = ()
+        before, path, aliases = kind(old), site.path, tuple[str, ...]()
         if self.tree.shared(old):
             aliases = tuple(path for path in self.tree.paths(old) if path != site.path)
         if new is not old:
-            self._replace(site, new, aliases, entry.args)
+            path = self.places.put(site, new, entry.args, shared=bool(aliases))
         else:
             self.tree.refresh(old)
         if self.fork:  # in place nobody asks for the record
-            kinds = type(old).__name__, type(new).__name__
-            self.rows.append(Row(self.number, site.path, *kinds, aliases, new, new is not old))
-
-    def _replace(self, site: Site[nn.Module], new: nn.Module, aliases: tuple[str, ...], args: object) -> None:
-        # An entry says otherwise by fields of its args: `untie`, `share`, `inherit`.
-        old, untie = site.module, getattr(args, "untie", False)
-        self._refuse_strangers(site, new, share=getattr(args, "share", False))
-        broken = broken_ties(self.tree, old, new)
-        if not untie:
-            refuse_split(self.tree, old, new)
-            if broken:
-                self.open_ties.append((site, broken))
-        only = only_place(self.tree, old, site.path) if untie and aliases else None
-        if getattr(args, "inherit", True):
-            inherit(self.tree, old, new)
-        self.tree.put(old, new, only=only)
-        if broken and untie:
-            _tell_config(self.tree)
-
-    def _close_ties(self) -> None:
-        """Look, when all places of an entry are done, whether the ties that it opened are closed again."""
-        for site, broken in self.open_ties:
-            self.site = site
-            try:
-                refuse_open(self.tree, broken)
-            except TieError as error:
-                self._keep(error)
-        self.open_ties.clear()
-
-    def _refuse_strangers(self, site: Site[nn.Module], new: nn.Module, *, share: bool) -> None:
-        old = site.module
-        if not share and self.tree.holds(new) and all(new is not module for module in below(old)):
-            raise MisfitError(
-                f"the module for {site.path!r} stands at {self.tree.path(new)!r} already: give each place a module of its "
-                "own, or share=True to share one on purpose.",
-                [site.path],
-            )
-        if self.fork and (strange := [m for m in below(new) if self.fork.memo.get(id(m), m) is not m]):
-            raise MisfitError(
-                f"the module for {site.path!r} holds a {type(strange[0]).__name__} of the model that was given to apply, "
-                "which has to stay apart: build it from the module that the factory is called with.",
-                [site.path],
-            )
+            after = kind(new)
+            if site.children:
+                path, (before, after) = join(path, f"{{{','.join(site.children)}}}"), site.shown
+            self.rows.append(Row(self.number, path, before, after, aliases, new, new is not old))
 
     # ---- the end
 
@@ -274,16 +236,3 @@ def _checked(model: nn.Module, schedule: Iterable[Entry[Any]]) -> Schedule:
                 f"entry {number} of the schedule is {what(entry)}; build entries with add or a primitive"
             )
     return found
-
-
-def _tell_config(tree: Tree) -> None:
-    """Say in the model's own config that its embeddings are no longer tied, so that a saved model loads as it is."""
-    config = getattr(tree.root, "config", None)
-    if not getattr(config, "tie_word_embeddings", False):
-        return
-    made: Any = copy.copy(config)
-    made.tie_word_embeddings = False
-    for module in below(tree.root):
-        if vars(module).get("config") is config:
-            tree.touch(module)
-            vars(module)["config"] = made

@@ -5,15 +5,21 @@ graph: x -> c_fc -> gelu -> c_proj   ->   def forward(self, x): …
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
+import torch
 from torch import fx
+from torch._ops import OpOverload
+from torch.fx.node import map_aggregate
 
 Run = Callable[..., Any]
-_made: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Run, dict[str, Any]]] = {}
+_made: WeakValueDictionary[tuple[str, tuple[tuple[str, int], ...]], Run] = WeakValueDictionary()
+_numbers = itertools.count()
 
 
 class Program:
@@ -35,7 +41,7 @@ class Program:
         self.functions = tuple(map(compiled, graphs))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Program, (self.graphs, self.inlined, self.settings)
+        return _unpickled, (tuple(map(_rows, self.graphs)), self.inlined, self.settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         return self
@@ -44,11 +50,86 @@ class Program:
         return "\n\n".join(source(graph) for graph in self.graphs)
 
 
+class Helper:
+    """A callable that a graph calls and that is no function; it has the name that the graph's code gives it."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+        self.__name__ = type(self).__name__.lower()
+        self.__module__ = __name__
+
+
+class Called(Helper):
+    """Any callable that has no name of its own: a partial, say."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.held(*args, **kwargs)
+
+
+def callable_by_name(function: Run, name: str) -> Run:
+    """A function that a graph can call: one with a name that can stand in code."""
+    if isinstance(function, types.FunctionType) and not function.__name__.isidentifier():
+        made = types.FunctionType(
+            function.__code__, function.__globals__, name, function.__defaults__, function.__closure__
+        )
+        made.__kwdefaults__ = function.__kwdefaults__
+        return made
+    return function if hasattr(function, "__name__") else Called(function)
+
+
+class Operator:
+    """An ATen operator by its name, since torch cannot pickle one."""
+
+    def __init__(self, operator: OpOverload) -> None:
+        self.name = operator.name(), operator._overloadname
+
+    def found(self) -> OpOverload:
+        """The operator itself."""
+        space, _, name = self.name[0].partition(".")[0].partition("::")
+        overload: OpOverload = getattr(getattr(getattr(torch.ops, space), name), self.name[1])
+        return overload
+
+
+class Ref:
+    """A node by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+Row = tuple[str, str, Any, Any, Any]
+
+
+def _rows(graph: fx.Graph) -> list[Row]:
+    """A graph as plain values: torch can pickle neither operators nor what a graph remembers of them."""
+    rows: list[Row] = []
+    for node in graph.nodes:
+        target = Operator(node.target) if isinstance(node.target, OpOverload) else node.target
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: Ref(one.name))
+        rows.append((node.op, node.name, target, args, kwargs))
+    return rows
+
+
+def _unpickled(each: tuple[list[Row], ...], inlined: tuple[str, ...], settings: Any) -> Program:
+    graphs: list[fx.Graph] = []
+    for rows in each:
+        graph, known = fx.Graph(), dict[str, fx.Node]()
+        for op, name, target, args, kwargs in rows:
+            found = target.found() if isinstance(target, Operator) else target
+            given = map_aggregate((args, kwargs), lambda one, known=known: known[one.name] if isinstance(one, Ref) else one)
+            known[name] = graph.create_node(op, found, *given, name)
+        graphs.append(graph)
+    return Program(tuple(graphs), inlined, settings)
+
+
 def source(graph: fx.Graph) -> str:
     """A graph as Python.
 
     Example:
-        >>> from torch import fx
+        >>> import torch
+    from torch import fx
+    from torch._ops import OpOverload
+from torch.fx.node import map_aggregate
         >>> print(source(fx.symbolic_trace(lambda x: x + 1).graph))
         def forward(self, x):
             add = x + 1;  x = None
@@ -62,15 +143,15 @@ def compiled(graph: fx.Graph) -> Run:
     code = graph.python_code("self")
     text, held = str(code.src).strip() + "\n", code.globals
     key = text, tuple(sorted((name, id(value)) for name, value in held.items()))
-    if key not in _made:  # what the key's numbers belong to is kept, so that none is used twice
-        name = f"<slapo_fn trace {len(_made)}>"
-        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    made = _made.get(key)
+    if made is None:
+        name = f"<slapo_fn trace {next(_numbers)}>"
         space = dict(held)
-        exec(compile(text, name, "exec"), space)  # noqa: S102  the text that fx wrote from the graph
-        made = space["forward"]
-        assert isinstance(made, types.FunctionType)
-        _made[key] = made, held
-    return _made[key][0]
+        exec(compile(text, name, "exec"), space)  # the text that fx wrote from the graph
+        made = _made[key] = space["forward"]  # it keeps alive what the key's numbers belong to
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)  # for tracebacks and debuggers
+        finalize(made, linecache.cache.pop, name, None)
+    return made
 
 
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
@@ -82,8 +163,3 @@ def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     known[last] = made.output(output, last.type)
     made._codegen = graph._codegen
     return made, known
-
-
-def called(graph: fx.Graph) -> Iterator[str]:
-    """The dotted names that a graph looks up on its module: of modules that it calls, of tensors, of flags."""
-    return (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))

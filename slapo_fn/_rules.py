@@ -38,6 +38,8 @@ class Site(_Place[M_co]):
 
     rule: Rule | None = None
     tree: Tree | None = None
+    children: tuple[str, ...] = ()  # those of the module's that the entry is about, where it is about some together
+    shown: tuple[str, str] = ("", "")  # and what they were, and are
 
     def __repr__(self) -> str:
         return f"Site({self.path!r}, {type(self.module).__name__})"
@@ -76,7 +78,8 @@ def in_order(root: nn.Module, places: Iterable[Site[nn.Module]]) -> Places:
     """Each module once, in module order."""
     order = {id(module): number for number, module in enumerate(below(root))}
     first = {id(site.module): site for site in reversed(list(places))}
-    return sorted(first.values(), key=lambda site: order[id(site.module)])
+    found = list(first.values())[::-1]  # a part of a forward stands where the module is that it belongs to
+    return sorted(found, key=lambda site: order[id(vars(site.module).get("owner", site.module))])
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,10 @@ class Rule(ABC):
 
     def left_out(self, root: nn.Module) -> Places:
         """Places that were passed over because their class overrides ``forward``."""
+        return []
+
+    def remarks(self, root: nn.Module) -> list[str]:
+        """What a plan has to tell beside the places."""
         return []
 
 

@@ -73,6 +73,12 @@ def what(thing: object) -> str:
     return f"{type(thing).__name__} {str(thing)[:40]!r}"
 
 
+def kind(module: nn.Module) -> str:
+    """What a module is, in a word: its class, or what a part of a forward (`Subgraph`) says that it computes."""
+    said = getattr(type(module), "kind", None)
+    return str(said.__get__(module)) if isinstance(said, property) else type(module).__name__
+
+
 def short(value: object) -> str:
     """A value as an argument is shown: a function by its name, a module by its class, a dtype without ``torch.``."""
     if isinstance(value, functools.partial):

@@ -23,18 +23,15 @@ from ._find import find
 from ._forward import Forward
 from ._glob import parse
 from ._inherit import has_hooks
+from ._program import Program
 from ._rules import fits
 from ._traced import Traced
 from ._watch import Refusal, place
 from .errors import TraceError
 
-FACTORIES = frozenset(
-    getattr(torch, name)
-    for name in (
-        "arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint "
-        "randn randperm tensor tril_indices triu_indices zeros"
-    ).split()
-)
+MAKES_NEW = """arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint
+    randn randperm tensor tril_indices triu_indices zeros"""
+FACTORIES = frozenset(getattr(torch, name) for name in MAKES_NEW.split())
 
 
 class Settings(NamedTuple):
@@ -59,6 +56,9 @@ class AsksMode(BaseException):
 
 def fixed(value: Any, expected: Any, name: str) -> None:
     """Refuse another value of an argument than the one that a forward was traced with."""
+    if isinstance(value, fx.Proxy):  # the traced forward is traced again
+        value.tracer.create_proxy("call_function", fixed, (value, expected, name), {})
+        return
     if value is not expected and (type(value) is not type(expected) or value != expected):
         raise TraceError(f"this forward was traced with {name}={expected!r}, and is called with another value of it")
 
@@ -68,9 +68,9 @@ class ForwardTracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self, root: nn.Module, settings: Settings, mode: bool | None) -> None:
+    def __init__(self, root: nn.Module, settings: Settings, mode: bool | None, known: Program | None) -> None:
         super().__init__()
-        self.settings, self.mode = settings, mode
+        self.settings, self.mode, self.program = settings, mode, known
         self.level = 0
         self.inlined: list[str] = []
         self.flags: set[fx.Node] = set()
@@ -106,6 +106,11 @@ class ForwardTracer(fx.Tracer):
     # ---- its arguments
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        if self.program is not None:  # traced already, otherwise, and perhaps edited since
+            functions = self.program.functions
+            if len(functions) > 1 and self.mode is None:
+                raise AsksMode
+            root_fn = functions[0 if self.mode or len(functions) == 1 else 1]
         constants = dict(self.settings.constants)
         parameters = list(inspect.signature(root_fn).parameters.values())[1:]
         given = [self._argument(one, constants) for one in parameters]

@@ -37,6 +37,31 @@ def trace_forward(module: nn.Module, path: str, settings: Settings) -> Program:
     return Program(tuple(graph for graph, _ in made), tuple(inlined), settings)
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module has no code to be traced: one of torch's own layers, or a mere container."""
+    kind = type(module)
+    own = kind.__module__.startswith("torch.nn") and not isinstance(module, nn.Sequential)
+    return (own or kind.forward is nn.Module.forward) and program_of(module) is None
+
+
+def graph_of(module: nn.Module) -> Program:
+    """The graph that a module's forward was turned into: ``print`` shows it as Python.
+
+    Args:
+        module: A module that `trace`, or an entry with a pattern, has worked on; or any other, whose forward is traced now.
+
+    Raises:
+        TraceError: It cannot be traced.
+
+    Example:
+        >>> import slapo_fn as slapo
+        >>> from torch import nn
+        >>> len(slapo.graph_of(nn.Sequential(nn.ReLU())).graphs[0].nodes)
+        3
+    """
+    return program_or_trace(module, "", Settings())
+
+
 def program_or_trace(module: nn.Module, path: str, settings: Settings) -> Program:
     """The program that a module runs already, or that of its forward."""
     return program_of(module) or trace_forward(module, path, settings)
@@ -44,13 +69,14 @@ def program_or_trace(module: nn.Module, path: str, settings: Settings) -> Progra
 
 def _traced(module: nn.Module, path: str, settings: Settings, mode: bool | None) -> tuple[fx.Graph, list[str]]:
     root = Fork(module).root
+    known = program_of(root)
     vars(root).pop("forward", None)
     if settings.tracer is not None:
         try:
             return settings.tracer().trace(root, dict(settings.constants) or None), []
         except Exception as error:
             raise _error(module, path, located(error)) from error
-    tracer = ForwardTracer(root, settings, mode)
+    tracer = ForwardTracer(root, settings, mode, known)
     watch = Watch(tracer.known)
     try:
         with watch:

@@ -112,13 +112,14 @@ class Tree:
                     parents[key] = (parent, name)
                     new.append(child)
                 elif parents[key] != (parent, name):
-                    self._register(child, parent, name)
+                    self.register(child, parent, name)
                 if child._modules and key not in done:
                     done.add(key)
                     waiting.append(child)
         return new
 
-    def _register(self, child: nn.Module, parent: nn.Module, name: str) -> None:
+    def register(self, child: nn.Module, parent: nn.Module, name: str) -> None:
+        """Take in that a module was registered under another one."""
         known = [self._parents.get(id(child)), *self._others.get(id(child), ())]
         if known[0] is None:
             self._parents[id(child)] = (parent, name)
@@ -212,7 +213,7 @@ class Tree:
             if self.journal is not None:
                 self.puts.append((parent, name, old))
             parent._modules[name] = new
-            self._register(new, parent, name)
+            self.register(new, parent, name)
         if new._modules:
             self._index(new)
         if self._slots is not None:

@@ -128,9 +128,11 @@ def questions(code: CodeType) -> tuple[Question, ...] | None:
         if isinstance(one.starts_line, int) and not isinstance(one.starts_line, bool):
             line = one.starts_line
         names = [str(name) for kind, name in loaded if kind.startswith("LOAD_FAST")]
-        if "IF_NONE" in one.opname or "IF_NOT_NONE" in one.opname:
-            found.extend(Question(name, line) for name in names[-1:])
-        elif one.opname == "IS_OP" and any(kind == "LOAD_CONST" and value is None for kind, value in loaded):
+        if (
+            "IF_NONE" in one.opname
+            or "IF_NOT_NONE" in one.opname
+            or (one.opname == "IS_OP" and any(kind == "LOAD_CONST" and value is None for kind, value in loaded))
+        ):
             found.extend(Question(name, line) for name in names[-1:])
         loaded = [loaded[1], (one.opname, one.argval)]
     return tuple(dict.fromkeys(found))

@@ -25,7 +25,7 @@ Pattern: TypeAlias = Union[str, "re.Pattern[str]", Sequence[Union[str, "re.Patte
 
 def select(
     model: nn.Module | Selection[nn.Module],
-    pattern: Pattern = "**",
+    pattern: Pattern | Selector[M] = "**",
     type: type[M] = nn.Module,  # type: ignore[assignment]  # ty: ignore[invalid-parameter-default]
     *,
     subclasses: bool = False,
@@ -38,7 +38,8 @@ def select(
         model: The model that the paths start from; or a selection, and then they start from each of its modules.
         pattern: A path with holes: ``*`` one segment, ``**`` any number (none included), ``{q,k,v}_proj`` alternatives,
             ``h.[0:6]``, ``h.[::2]``, ``layer[1-3]`` numbers. It is anchored at both ends. A list is the union, and each
-            of its patterns has to match; a compiled ``re.Pattern`` is a full match.
+            of its patterns has to match; a compiled ``re.Pattern`` is a full match. Or a selector, such as those of
+            `where`, `pattern` and `calls`.
         type: Only modules of this class. A subclass counts where it inherits ``forward`` unchanged.
         subclasses: Whether a subclass counts that overrides ``forward``, too.
 
@@ -59,8 +60,8 @@ def select(
         >>> slapo.select(net, "[::2]")[-1]
         Site('2', Linear)
     """
+    inner = pattern if isinstance(pattern, Selector) else where(pattern, type, subclasses=subclasses)
     if isinstance(model, Selection):
-        inner = where(pattern, type, subclasses=subclasses)
         return look_up(model.model, Selector(Inside(model.selector.rule, inner.rule)))
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -69,7 +70,7 @@ def select(
             if isinstance(model, str)
             else f"select looks modules up on a model or in a selection, not in {what(model)}"
         )
-    return look_up(model, where(pattern, type, subclasses=subclasses))
+    return look_up(model, inner)
 
 
 def where(

@@ -9,28 +9,19 @@ y = block(x)   ->   y = torch.compile(block)(x)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import NamedTuple
 
-from .._forward import Forward, wrap
+from .._compiled import CompileArgs as CompileArgs
+from .._compiled import Compiled
+from .._forward import wrap
 from .._rules import Site
 from .._text import what
 from ..errors import ArgumentError
 from ..schedule import Phase, Schedule, add, traits
 from ..selection import M, Target
-
-
-class CompileArgs(NamedTuple):
-    """What `compile` was given; see there."""
-
-    fullgraph: bool = False
-    dynamic: bool | None = None
-    backend: str | Callable[..., Any] = "inductor"
-    mode: str | None = None
-    options: tuple[tuple[str, Any], ...] | None = None
 
 
 def compile(
@@ -87,26 +78,3 @@ def compile_at(site: Site[nn.Module], args: CompileArgs) -> nn.Module:
     """Lower one `compile` entry at one place."""
     wrap(site.module, Compiled(site.module, args))
     return site.module
-
-
-class Compiled(Forward):
-    """The layer around a compiled module's forward. It compiles at the first call, and again after it was copied."""
-
-    rank: ClassVar[int] = Phase.COMPILE
-
-    def __init__(self, module: nn.Module, args: CompileArgs) -> None:
-        super().__init__(module, args)
-        self.compiled: Callable[..., Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "compiled": None}
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # inside a larger graph there is nothing to compile apart
-            return self.call(*args, **kwargs)
-        if self.compiled is None:
-            run = self.inner or type(self.module).forward.__get__(self.module)
-            options = self.args.options
-            settings: dict[str, Any] = {**self.args._asdict(), "options": None if options is None else dict(options)}
-            self.compiled = torch.compile(run, **settings)
-        return self.compiled(*args, **kwargs)

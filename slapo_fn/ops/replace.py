@@ -15,23 +15,27 @@ from typing_extensions import NamedTuple
 from .._fork import Fork
 from .._relink import relink_within
 from .._rules import Site
+from .._sources import Source
+from .._subgraph import Call, Subgraph
 from .._text import what
 from .._weights import clone_rest, fill
 from ..errors import ArgumentError, MisfitError
 from ..schedule import Schedule, add
 from ..selection import M, Target
 
-Weights: TypeAlias = Literal["inherit", "fresh"] | Mapping[str, str]
+Weights: TypeAlias = Literal["inherit", "fresh"] | Mapping[str, Source]
 
 
 class ReplaceArgs(NamedTuple):
     """What `replace` was given; see there."""
 
     new: Callable[[Any], nn.Module]
-    weights: Literal["inherit", "fresh"] | tuple[tuple[str, str], ...] | None = None
+    weights: Literal["inherit", "fresh"] | tuple[tuple[str, Source], ...] | None = None
     share: bool = False
     untie: bool = False
     inherit: bool = True
+    name: str | None = None
+    constants: tuple[tuple[str, Any], ...] = ()
 
 
 def replace(
@@ -43,24 +47,31 @@ def replace(
     share: bool = False,
     untie: bool = False,
     inherit: bool = True,
+    name: str | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """Put another module in the place of each selected one.
+    """Put another module in the place of each selected one, or of a part of a forward.
 
     The new module takes over the old one's mode, device, dtype, frozenness, hooks, and the checkpointing and compiling
-    around it.
+    around it. What takes the place of a part that a `pattern` finds is called with the values that the pattern's parameters
+    stand for, in their order, and gives as many values as the pattern does.
 
     Args:
         schedule: The schedule so far.
         target: The modules to replace.
         new: A factory, called with the old module at each place; the weights are its affair. Or a module, which serves
             as a template: each place gets a copy of its own, filled with the old weights by name. A class is a factory
-            that is called with the old module.
+            that is called with the old module. For a pattern: a function of tensors, called in the place of the operations,
+            or a template, which is registered in the module whose forward it is.
         weights: For a template ``"inherit"`` (the default) takes the old tensors and refuses what does not fit by name
             and shape; ``"fresh"`` keeps the template's own; a mapping ``{new name: old name}`` of tensors or of
-            submodules says where each comes from, for what a factory gives, too.
+            submodules says where each comes from, for what a factory gives, too; ``cat``, ``transposed`` and ``part`` say how
+            one is made of several, and `to_original` gives these back.
         share: Let all places share one module: the template with its own weights, or what the factory gives twice.
         untie: Let a tied parameter or a shared module come apart: only the place that was asked for is changed.
         inherit: Whether the new module takes over mode, device, dtype, frozenness and hooks at all.
+        name: For a pattern: what the new module is registered as, with a number; else it is its class's name.
+        constants: For a pattern: further arguments, by name, that are fixed.
 
     Returns:
         The schedule with one more entry.
@@ -91,12 +102,15 @@ def replace(
         pairs = weights
     else:
         raise ArgumentError(f"weights is 'inherit', 'fresh' or a mapping of names, not {what(weights)}")
-    return add(schedule, target, replace_at, ReplaceArgs(new, pairs, share, untie, inherit))
+    fixed = tuple((constants or {}).items())
+    return add(schedule, target, replace_at, ReplaceArgs(new, pairs, share, untie, inherit, name, fixed))
 
 
 def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
     """Lower one `replace` entry at one place."""
     old = site.module
+    if isinstance(old, Subgraph) and not isinstance(args.new, (nn.Module, type)):
+        return Call(args.new)
     if not isinstance(args.new, nn.Module):
         made = args.new(old)
         if made is None:

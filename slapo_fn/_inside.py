@@ -1,0 +1,211 @@
+"""The rules behind selectors of places inside a forward: what matches on the trace of each module named."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from ._matcher import Match, Matches, PatternGraph, by_predicate, by_target, find_matches, nearest
+from ._outline import free_name
+from ._program import Program
+from ._rules import Places, Rule, Site
+from ._subgraph import Subgraph, op
+from ._text import short
+from ._tracer import Settings
+from ._tracing import is_leaf, program_or_trace
+from ._tree import join
+from .errors import MisfitError, NoMatchError, TraceError
+
+
+@dataclass(frozen=True)
+class Within(Rule):
+    """Places inside the forwards of some modules."""
+
+    within: Rule
+    settings: Settings
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What a place is called, before its number."""
+
+    @abstractmethod
+    def find(self, graph: fx.Graph, owner: nn.Module) -> Matches:
+        """The matches in one graph."""
+
+    def resolve(self, root: nn.Module) -> Places:
+        found: Places = []
+        refused: list[TraceError] = []
+        looked: list[tuple[str, nn.Module, Program]] = []
+        for path, module in self.within.resolve(root):
+            if is_leaf(module):
+                continue
+            try:
+                program = program_or_trace(module, path, self.settings)
+            except TraceError as error:
+                refused.append(error)
+                continue
+            looked.append((path, module, program))
+            found += self._sites(path, module, program)
+        if not found:
+            raise NoMatchError("\n".join([f"{self} matches nothing.", *self._why(looked), *map(str, refused[:3])]))
+        return found
+
+    def _sites(self, path: str, module: nn.Module, program: Program) -> Places:
+        numbers: dict[str, int] = {}
+        each = [self.find(graph, module).found for graph in program.graphs]
+        return [
+            Site(join(path, free_name(module, self.name, numbers)), Subgraph(module, program, matches))
+            for matches in _paired(each)
+        ]
+
+    def _why(self, looked: list[tuple[str, nn.Module, Program]]) -> list[str]:
+        return [] if looked else ["None of the modules that it was to look into could be traced:"]
+
+    def remarks(self, root: nn.Module) -> list[str]:
+        found: list[str] = []
+        for path, module in self.within.resolve(root):
+            if not is_leaf(module):
+                try:
+                    program = program_or_trace(module, path, self.settings)
+                except TraceError:
+                    continue
+                for match in self.find(program.graphs[0], module).overlapping:
+                    found.append(
+                        f"{path}: {', '.join(map(op, match.nodes))} also matches, and overlaps an earlier place"
+                    )
+        return found
+
+
+@dataclass(frozen=True)
+class Pattern(Within):
+    """Places that compute what a function computes."""
+
+    pattern: PatternGraph
+
+    @property
+    def name(self) -> str:
+        return short(self.pattern.fn).rpartition(".")[2].removeprefix("<lambda>") or "subgraph"
+
+    def find(self, graph: fx.Graph, owner: nn.Module) -> Matches:
+        return find_matches(self.pattern, graph, owner)
+
+    def _why(self, looked: list[tuple[str, nn.Module, Program]]) -> list[str]:
+        near = [(path, nearest(self.pattern, graph, owner)) for path, owner, one in looked for graph in one.graphs[:1]]
+        told = [f"In {path or 'the root'}: {text}" for path, text in near if text]
+        return told[:3] or super()._why(looked)
+
+    def __str__(self) -> str:
+        return f"{self.within} ~ {short(self.pattern.fn)}"
+
+
+@dataclass(frozen=True)
+class Calls(Within):
+    """Single operations, by the name of what they call, or by a predicate over their nodes."""
+
+    called: re.Pattern[str]
+    predicate: Callable[[fx.Node], bool] | None
+
+    @property
+    def name(self) -> str:
+        return "call"
+
+    def find(self, graph: fx.Graph, owner: nn.Module) -> Matches:
+        found = by_target(graph, self.called)
+        if self.predicate is not None:
+            accepted = {match.nodes for match in by_predicate(graph, self.predicate)}
+            found = [match for match in found if match.nodes in accepted]
+        return Matches(found, [])
+
+    def __str__(self) -> str:
+        which = "" if self.predicate is None else f" where {short(self.predicate)}"
+        return f"{self.within} ~ calls of {self.called.pattern}{which}"
+
+
+@dataclass(frozen=True)
+class Parallel(Rule):
+    """The places of a rule in one forward as one place, that gives the outputs of all."""
+
+    rule: Rule
+
+    def resolve(self, root: nn.Module) -> Places:
+        groups: dict[int, list[Site[Any]]] = {}
+        for site in self.rule.resolve(root):
+            if not isinstance(site.module, Subgraph):
+                raise MisfitError(f"parallel takes places inside a forward, and {self.rule} gives modules", [site.path])
+            groups.setdefault(id(site.module.owner), []).append(site)
+        return [_joined(sites) for sites in groups.values()]
+
+    def __str__(self) -> str:
+        return f"parallel {self.rule}"
+
+
+def _joined(sites: list[Site[Subgraph]]) -> Site[Subgraph]:
+    parts = [site.module for site in sites]
+    columns = zip(*(part.matches for part in parts), strict=True)
+    joined = tuple(_side_by_side([one for one in column if one is not None], sites) for column in columns)
+    return Site(sites[0].path, Subgraph(parts[0].owner, parts[0].source, joined))
+
+
+def _side_by_side(matches: list[Match], sites: list[Site[Subgraph]]) -> Match | None:
+    if not matches:
+        return None
+    place = {node: at for at, node in enumerate(matches[0].nodes[0].graph.nodes)}
+    nodes = tuple(sorted({node for match in matches for node in match.nodes}, key=place.__getitem__))
+    inputs = list(dict.fromkeys(operand for match in matches for operand in match.inputs))
+    made = {node for match in matches for node in match.nodes}
+    reached: set[fx.Node] = set()
+    for node in matches[0].nodes[0].graph.nodes:  # what depends on any of them, in graph order
+        if node in made or reached.intersection(node.all_input_nodes):
+            reached.add(node)
+    for match in matches:
+        others = made.difference(match.nodes)
+        after = _after(others, match.nodes[0].graph)
+        if after.intersection(match.nodes):
+            raise MisfitError(
+                "parallel takes branches side by side, and these depend on one another: "
+                + ", ".join(site.path for site in sites),
+                [site.path for site in sites],
+            )
+    first = {id(match.inputs[0].node) for match in matches if match.inputs}
+    if len(first) > 1:
+        raise MisfitError(
+            "parallel takes branches of one common input, and the first inputs of these differ: "
+            + ", ".join(site.path for site in sites),
+            [site.path for site in sites],
+        )
+    outputs = tuple(node for match in matches for node in match.outputs)
+    return Match(nodes, tuple(inputs), {}, outputs)
+
+
+def _after(nodes: set[fx.Node], graph: fx.Graph) -> set[fx.Node]:
+    """All that depends on some nodes."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if any(one in nodes or one in found for one in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _paired(each: list[list[Match]]) -> list[tuple[Match | None, ...]]:
+    """What matches in training and in evaluation, as one place where it is the same one."""
+    if len(each) == 1:
+        return [(match,) for match in each[0]]
+    training, evaluation = each
+    left = list(evaluation)
+    pairs: list[tuple[Match | None, ...]] = []
+    for match in training:
+        partner = next((one for one in left if _looks(one) == _looks(match)), None)
+        if partner is not None:
+            left.remove(partner)
+        pairs.append((match, partner))
+    return [*pairs, *((None, match) for match in left)]
+
+
+def _looks(match: Match) -> tuple[Any, ...]:
+    return tuple((node.op, str(node.target)) for node in match.nodes)

@@ -1,0 +1,201 @@
+"""A part of a forward, held as a module, so that whatever works on modules works on it.
+
+def forward(self, x):                          def forward(self, x):
+    fc = self.fc(x)                 ->             gelu_0 = self.gelu_0(x)      # gelu_0: Subgraph(x) = gelu(fc(x))
+    gelu = F.gelu(fc)                              return self.proj(gelu_0)
+    return self.proj(gelu)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from ._matcher import Match, Operand
+from ._program import Program
+from ._text import count, short
+from .errors import MisfitError
+
+Matches = tuple[Match | None, ...]
+HOOKS_IN = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")
+HOOKS_OUT = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+
+
+class Subgraph(nn.Module):
+    """Some operations of a module's forward, that a pattern has found.
+
+    Attributes:
+        owner: The module in whose forward they are.
+        paths: The modules that they call, in order, by their paths from the owner.
+        ops: What they are, in order: names of functions, methods and modules.
+        constants: The pattern's free constants, by name.
+        inputs: The names of what they take from outside, in the order of the pattern's parameters.
+    """
+
+    def __init__(self, owner: nn.Module, program: Program, matches: Matches) -> None:
+        super().__init__()
+        there = [match for match in matches if match is not None]
+        first = there[0]
+        vars(self).update(  # plain attributes: the owner is not registered in a part of it
+            owner=owner,
+            scope=owner,
+            matches=matches,
+            source=program,
+            program=Program(tuple(part_of(match) for match in there)),
+            paths=tuple(dict.fromkeys(str(node.target) for node in first.nodes if node.op == "call_module")),
+            ops=tuple(map(op, first.nodes)),
+            constants=dict(first.constants),
+            inputs=tuple(map(_named, first.inputs)),
+            outputs=len(first.outputs),
+        )
+        self.training = owner.training
+
+    owner: nn.Module
+    scope: nn.Module
+    matches: Matches
+    source: Program
+    program: Program
+    paths: tuple[str, ...]
+    ops: tuple[str, ...]
+    constants: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: int
+
+    @property
+    def calls(self) -> tuple[nn.Module, ...]:
+        """The modules that are called, in order."""
+        return tuple(self.scope.get_submodule(path) for path in self.paths)
+
+    @property
+    def nodes(self) -> tuple[fx.Node, ...]:
+        """The operations, as `torch.fx` has them."""
+        return next(match.nodes for match in self.matches if match is not None)
+
+    @property
+    def kind(self) -> str:
+        """The operations on one line, as plans show them."""
+        shown = self.ops if len(self.ops) < 5 else (*self.ops[:2], "…", self.ops[-1])
+        return "+".join(shown)
+
+    def forward(self, *args: Any) -> Any:
+        functions = self.program.functions
+        run = functions[0 if self.scope.training or len(functions) == 1 else 1]
+        return run(self.scope, *args)
+
+    def settle(self) -> None:
+        """Forget what only the pass needs, and look modules up on the owner from now on."""
+        vars(self).update(scope=self.owner, matches=(), source=None)
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+class Call(nn.Module):
+    """A function as a module: what stands in the place of a subgraph until its call is written into the graph."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    @property
+    def kind(self) -> str:
+        """The function's name, as plans show it."""
+        return short(self.function)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def op(node: fx.Node) -> str:
+    """What a node does, in a word."""
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", node.target))
+    return str(node.target)
+
+
+def _named(operand: Operand) -> str:
+    if operand.node is not None:
+        return operand.node.name
+    return operand.attribute or short(operand.value)
+
+
+def outside(match: Match) -> list[fx.Node]:
+    """The nodes that a match takes from outside, the pattern's inputs first; tensors and flags it looks up itself."""
+    declared = [operand.node for operand in match.inputs if operand.node is not None]
+    inside = set(match.nodes)
+    used = (one for node in match.nodes for one in node.all_input_nodes if one not in inside)
+    return list(dict.fromkeys([*declared, *(one for one in used if one.op != "get_attr")]))
+
+
+def part_of(match: Match) -> fx.Graph:
+    """A match as a graph of its own, whose arguments are the pattern's inputs, then whatever else it takes."""
+    graph = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    for number, operand in enumerate(match.inputs):
+        made = graph.placeholder(f"input_{number}")
+        if operand.node is not None:
+            known.setdefault(operand.node, made)
+    for node in outside(match):
+        if node not in known:
+            known[node] = graph.placeholder(node.name)
+    for node in match.nodes:
+        for looked_up in node.all_input_nodes:
+            if looked_up not in known and looked_up.op == "get_attr":
+                known[looked_up] = graph.node_copy(looked_up)
+        known[node] = graph.node_copy(node, known.__getitem__)
+    results = tuple(known[node] for node in match.outputs)
+    graph.output(results if len(results) > 1 else results[0])
+    return graph
+
+
+def lift_hooks(part: Subgraph, new: nn.Module) -> None:
+    """Take hooks from the modules at a part's ends, so that what replaces the part takes them over.
+
+    The first module's forward-pre and backward hooks, and the last one's forward hooks, see the same values on the new
+    module; all other hooks are inside, and `inherit` refuses to lose them.
+    """
+    kept = set(map(id, new.modules()))
+    first, last = part.nodes[0], part.nodes[-1]
+    match = next(match for match in part.matches if match is not None)
+    if first.op == "call_module" and set(outside(match)) <= set(first.all_input_nodes):
+        _lift(part, first, HOOKS_IN, kept)
+    if last.op == "call_module" and match.outputs == (last,):
+        _lift(part, last, HOOKS_OUT, kept)
+
+
+def _lift(part: Subgraph, node: fx.Node, tables: tuple[str, ...], kept: set[int]) -> None:
+    module = part.scope.get_submodule(str(node.target))
+    if id(module) in kept:
+        return
+    mine, theirs = vars(part), vars(module)
+    if "_backward_hooks" in tables and theirs["_backward_hooks"]:
+        mine["_is_full_backward_hook"] = theirs["_is_full_backward_hook"]
+    for table in tables:
+        mine[table], theirs[table] = theirs[table], mine[table]
+
+
+def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The constants that a new module is called with, beside the pattern's inputs.
+
+    Raises:
+        MisfitError: It takes another number of inputs.
+    """
+    run = new.function if isinstance(new, Call) else new.forward
+    given = {**part.constants, **extra}
+    try:
+        signature = inspect.signature(run)
+    except (TypeError, ValueError):  # a builtin function, which does not say
+        return given
+    names = part.inputs + tuple(f"and {name}=" for name in given)
+    try:
+        signature.bind(*part.inputs, **given)
+    except TypeError as error:
+        required = [p for p in signature.parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+        raise MisfitError(
+            f"the pattern gives {count(len(part.inputs), 'input')} ({', '.join(names)}), and {short(run)} requires "
+            f"{len(required)}: {error}. Give constants={{name: value}} for what the pattern does not give."
+        ) from None
+    return given
