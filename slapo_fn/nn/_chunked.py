@@ -3,8 +3,12 @@
 N tokens, C tokens of one chunk, D hidden size, V vocabulary
 """
 
+# pyright: reportIncompatibleMethodOverride=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch leaves autograd's functions without types.
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -49,10 +53,11 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> Tensor:
         valid_N = target_N != options.ignore_index
         target_N = target_N.where(valid_N, 0)
-        count = valid_N.sum().to(_wide(x_ND)) if options.reduction == "mean" else 1
+        counts_N = valid_N.to(_wide(x_ND))
+        count = counts_N.sum() if options.reduction == "mean" else counts_N.new_ones(())
         # float16 would lose what is small before it is scaled up, so there the backward pass does it all.
         early = options.reduction != "none" and x_ND.dtype is not torch.float16
-        scale_N = valid_N / (count if isinstance(count, int) else count.clamp(min=1))
+        scale_N = counts_N / count.clamp(min=1)
         asked = wanted if early else Wanted()
         loss_N, grads = chunked(x_ND, weight_VD, bias_V, target_N, scale_N, options, asked)
         ctx.save_for_backward(x_ND, weight_VD, bias_V, target_N, scale_N, *grads)
@@ -62,7 +67,7 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         x_ND, weight_VD, bias_V, target_N, scale_N, *grads = ctx.saved_tensors
         if ctx.fresh and torch.compiler.is_compiling():
             grads = [None if g is None else g * grad for g in grads]
@@ -141,3 +146,11 @@ def _add_product(sum_VD: Tensor, grad_CV: Tensor, x_CD: Tensor) -> None:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def chunked_loss(
+    x_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, options: Options, wanted: Wanted
+) -> Tensor:
+    """Apply `ChunkedLoss`."""
+    apply: Callable[..., Tensor] = ChunkedLoss.apply
+    return apply(x_ND, weight_VD, bias_V, target_N, options, wanted)

@@ -105,9 +105,21 @@ def parts(module: nn.Module, wanted: Collection[str], kind: str) -> list[nn.Modu
     there = dict(module.named_children())
     missing, more = [name for name in wanted if name not in there], [name for name in there if name not in wanted]
     if missing or more:
-        told = f"lacks {fold(missing)}" if missing else f"has {fold(more)} besides"
+        told = f"lacks {', '.join(fold(missing))}" if missing else f"has {', '.join(fold(more))} besides"
         raise MisfitError(f"{kind} is made of {', '.join(wanted)}; {type(module).__name__} {told}", missing or more)
     return [there[name] for name in wanted]
+
+
+def number(module: nn.Module, name: str, default: float | None = None) -> float:
+    """A module's attribute that is a number.
+
+    Raises:
+        MisfitError: It is none, and there is no default.
+    """
+    value: object = getattr(module, name, default)
+    if not isinstance(value, int | float):
+        raise MisfitError(f"{what(module)} has no number {name}", [name])
+    return value
 
 
 def fill(new: M, olds: Mapping[str, nn.Module], sources: Mapping[str, Source], *, up: int = 0) -> M:

@@ -48,11 +48,17 @@ def activation(name: Activation) -> nn.Module:
         near = difflib.get_close_matches(name, NAMES, 3, 0.4)
         hint = f"near ones are {', '.join(near)}" if near else f"there are {', '.join(NAMES)}"
         raise ArgumentError(f"there is no activation {name!r}; {hint}")
-    if isinstance(name, type) and issubclass(name, nn.Module):
-        return name()
-    if callable(name) and not isinstance(name, type):
+    if isinstance(name, type):
+        return _instance(name)
+    if callable(name):
         return Formula(name)
     raise ArgumentError(f"an activation is a name, a function or a module, not {what(name)}")
+
+
+def _instance(kind: type[object]) -> nn.Module:
+    if not issubclass(kind, nn.Module):
+        raise ArgumentError(f"an activation is a name, a function or a module, not {what(kind)}")
+    return kind()
 
 
 def placed(name: Activation, like: Tensor) -> nn.Module:

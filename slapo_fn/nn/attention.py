@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .._text import what
 from ..errors import ArgumentError
+from ._fill import number
 from .qkv import FusedQKV
 
 Cache = tuple[Tensor, Tensor]
@@ -170,7 +171,7 @@ class Attention(nn.Module):
         self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, mask: Tensor | None = None, *, causal: bool
     ) -> Tensor:
         """Compute what follows queries, keys and values: see `attend`; joins the heads and projects, to BTD."""
-        dropout = float(getattr(self.dropout, "p", 0.0)) if self.training else 0.0
+        dropout = number(self.dropout, "p", 0.0) if self.training else 0.0
         context_BNTH = attend(q_BNTH, k_BKSH, v_BKSH, mask, causal=causal, dropout=dropout, scale=self.scale)
         return self.out(context_BNTH.transpose(-3, -2).flatten(-2))  # type: ignore[no-any-return]
 

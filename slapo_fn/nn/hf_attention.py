@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._sources import Source, WeightMap
 from .._text import what
 from ..errors import MisfitError
-from ._fill import SizeError, UnsupportedError, as_linear, below, fill, fused, parts
+from ._fill import SizeError, UnsupportedError, as_linear, below, fill, fused, number, parts
 from .attention import Attention
 
 LLAMA_LIKE = ("LlamaAttention", "MistralAttention", "Qwen2Attention")
@@ -69,7 +69,7 @@ class HFAttention(nn.Module):
             raise UnsupportedError("cross attention is not replaced, only self-attention")
         names = ("c_attn", "c_proj", "attn_dropout", "resid_dropout")
         c_attn, c_proj, dropout, resid_dropout = parts(attention, names, "GPT-2's attention")
-        made, sources = _made(attention, {"c_attn": c_attn}, _integer(attention, "num_heads"), causal=True)
+        made, sources = _made(attention, {"c_attn": c_attn}, int(number(attention, "num_heads")), causal=True)
         made.dropout = dropout
         made.out, out = as_linear(c_proj, "c_proj")
         return _stand_in(attention, made, {**sources, **below("out", out)}, resid_dropout)
@@ -93,7 +93,7 @@ class HFAttention(nn.Module):
         query, key, value, dropout = parts(attention, ("query", "key", "value", "dropout"), "BERT's self-attention")
         layers = {"query": query, "key": key, "value": value}
         causal = bool(getattr(attention, "is_causal", False))
-        made, sources = _made(attention, layers, _integer(attention, "num_attention_heads"), causal=causal)
+        made, sources = _made(attention, layers, int(number(attention, "num_attention_heads")), causal=causal)
         made.dropout = dropout
         return _stand_in(attention, made, sources)
 
@@ -115,10 +115,10 @@ class HFAttention(nn.Module):
             raise MisfitError(f"only {', '.join(LLAMA_LIKE)} are known to compute this, not {what(attention)}")
         names = ("q_proj", "k_proj", "v_proj", "o_proj")
         q, k, v, o_proj = parts(attention, names, "Llama's attention")
-        head_dim = _integer(attention, "head_dim")
+        head_dim = int(number(attention, "head_dim"))
         heads = fused({"q_proj": q})[1][0] // head_dim
         made, sources = _made(attention, {"q_proj": q, "k_proj": k, "v_proj": v}, heads, causal=True)
-        made.dropout = nn.Dropout(float(getattr(attention, "attention_dropout", 0.0)))
+        made.dropout = nn.Dropout(number(attention, "attention_dropout", 0.0))
         made.out, out = as_linear(o_proj, "o_proj")
         return _stand_in(attention, made, {**sources, **below("out", out)})
 
@@ -208,7 +208,7 @@ def _made(
         kv_heads=k // head_dim,
         head_dim=head_dim,
         causal=causal,
-        scale=float(getattr(old, "scaling", head_dim**-0.5)),
+        scale=number(old, "scaling", head_dim**-0.5),
         bias="bias" in sources,
         out=False,
         device="meta",
@@ -222,13 +222,6 @@ def _stand_in(
     layer_idx = getattr(old, "layer_idx", None)
     new = HFAttention(made, layer_idx if isinstance(layer_idx, int) else None, resid_dropout)
     return fill(new, {"": old}, below("attention", sources))
-
-
-def _integer(module: nn.Module, name: str) -> int:
-    value = getattr(module, name, None)
-    if not isinstance(value, int):
-        raise MisfitError(f"{what(module)} has no number {name}", [name])
-    return value
 
 
 def _refuse(output_attentions: bool | None, mask: object, kwargs: Mapping[str, Any]) -> None:

@@ -91,7 +91,7 @@ class FusedLinear(nn.Module):
         Returns:
             One tensor (…, E) for each of ``out_features``, as views of one.
         """
-        return F.linear(x_BTD, self.weight, self.bias).split(self.out_features, dim=-1)
+        return F.linear(x_BTD, self.weight, self.bias).split_with_sizes(self.out_features, dim=-1)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -115,7 +115,7 @@ class LinearWithSeparateBias(nn.Linear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, device=device, dtype=dtype)
+        super().__init__(in_features, out_features, device=device, dtype=dtype)  # pyright: ignore[reportUnknownMemberType]
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> Self:

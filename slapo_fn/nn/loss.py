@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .._text import what
 from ..errors import ArgumentError
-from ._chunked import ChunkedLoss, Options, Reduction, Wanted
+from ._chunked import Options, Reduction, Wanted, chunked_loss
 from ._fill import SizeError, sizes
 
 
@@ -68,7 +68,7 @@ def linear_cross_entropy(
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     with torch.autocast(x.device.type, enabled=False):
         wanted = Wanted(*(torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias)))
-        loss: Tensor = ChunkedLoss.apply(x, weight, bias, target_N.flatten(), options, wanted)
+        loss = chunked_loss(x, weight, bias, target_N.flatten(), options, wanted)
     return loss.view(target_N.shape) if reduction == "none" else loss
 
 

@@ -148,11 +148,11 @@ class FusedQKV(nn.Module):
         Returns:
             q_BNTH, k_BKTH and v_BKTH, as views of one tensor.
         """
-        q, k, v = F.linear(x_BTD, self.weight, self.bias).split(self.out_features, dim=-1)
+        q, k, v = F.linear(x_BTD, self.weight, self.bias).split_with_sizes(self.out_features, dim=-1)
         return self._cut(q, self.heads), self._cut(k, self.kv_heads), self._cut(v, self.kv_heads)
 
     def _cut(self, x_BTE: Tensor, heads: int) -> Tensor:
-        return x_BTE.unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
+        return x_BTE.view(*x_BTE.shape[:-1], heads, self.head_dim).transpose(-3, -2)
 
     def extra_repr(self) -> str:
         shape = f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
