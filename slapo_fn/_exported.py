@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from operator import getitem
 from typing import Any, NamedTuple
@@ -176,7 +176,7 @@ def _graph(root: nn.Module, example: Example) -> fx.Graph:
         raise TraceError("its forward takes *args or positional-only arguments")
     given = {name: value for name, value in bound.items() if name not in extra}
     given.update({key: value for name in extra for key, value in bound.get(name, {}).items()})
-    shapes = torch.export.ShapesCollection()
+    shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
     for leaf in pytree.tree_leaves(given):
         if isinstance(leaf, Tensor):
             shapes[leaf] = dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
@@ -225,7 +225,7 @@ def _rewritten(exported: Any, guards: list[str], signature: inspect.Signature, g
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Sizes of 1 in the example are fixed, and said to be at each call that has others; the export need not warn of it."""
     logger = logging.getLogger("torch._export.non_strict_utils")
     level = logger.level

@@ -20,10 +20,11 @@ from ._inherit import has_hooks
 from ._matcher import Match
 from ._program import Program, callable_by_name, copied
 from ._rules import Site
-from ._subgraph import Call, Subgraph, keywords, outside
+from ._subgraph import Subgraph, keywords, outside
 from ._traced import run_by
 from ._tree import Tree
 from .errors import MisfitError
+from .nn.function import Function
 
 
 class Outline:
@@ -99,17 +100,17 @@ class Outline:
         old = next(name for name, one in self.parts.items() if one is part)
         given = keywords(part, new, constants)
         name = free_name(self.owner, wanted or type(new).__name__, self.numbers)
-        if not isinstance(new, Call):
-            self.owner._modules[name] = self.owner._modules.pop(old)  # type: ignore[assignment]
+        if not isinstance(new, Function):
+            self.owner._modules[name] = self.owner._modules.pop(old)
             self.tree.register(new, self.owner, name)
         for call in self.calls[old]:
             call.kwargs = given
-            if isinstance(new, Call):
+            if isinstance(new, Function):
                 call.op, call.target = "call_function", callable_by_name(new.function, re.sub(r"_\d+$", "", old))
             else:
                 call.target = name
         del self.parts[old]
-        if isinstance(new, Call):
+        if isinstance(new, Function):
             del self.owner._modules[old]
             return path
         return path.removesuffix(old) + name

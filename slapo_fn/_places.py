@@ -64,7 +64,8 @@ class Places:
             _tell_config(self.tree)
         if not isinstance(old, Subgraph):
             return site.path
-        name, constants = getattr(args, "name", None), dict(getattr(args, "constants", ()))
+        name: str | None = getattr(args, "name", None)
+        constants: dict[str, Any] = dict(getattr(args, "constants", ()))
         return self.outlines[id(old.owner)].rename(old, new, site.path, name, constants)
 
     def close(self) -> Iterator[tuple[Site[nn.Module], TieError]]:

@@ -3,12 +3,16 @@
 graph: x -> c_fc -> gelu -> c_proj   ->   def forward(self, x): …
 """
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# fx's graphs and torch's operators have no types.
+
 from __future__ import annotations
 
 import itertools
 import linecache
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary, finalize
 
@@ -81,13 +85,14 @@ class Operator:
     """An ATen operator by its name, since torch cannot pickle one."""
 
     def __init__(self, operator: OpOverload) -> None:
-        self.name = operator.name(), operator._overloadname
+        space, _, name = operator._schema.name.partition("::")
+        self.name = space, name, operator._overloadname
 
     def found(self) -> OpOverload:
         """The operator itself."""
-        space, _, name = self.name[0].partition(".")[0].partition("::")
-        overload: OpOverload = getattr(getattr(getattr(torch.ops, space), name), self.name[1])
-        return overload
+        space, name, overload = self.name
+        found: OpOverload = getattr(getattr(getattr(torch.ops, space), name), overload)
+        return found
 
 
 class Ref:
@@ -105,9 +110,17 @@ def _rows(graph: fx.Graph) -> list[Row]:
     rows: list[Row] = []
     for node in graph.nodes:
         target = Operator(node.target) if isinstance(node.target, OpOverload) else node.target
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda one: Ref(one.name))
+        args, kwargs = _mapped((node.args, node.kwargs), lambda one: Ref(one.name) if isinstance(one, fx.Node) else one)
         rows.append((node.op, node.name, target, args, kwargs))
     return rows
+
+
+def _node(known: Mapping[str, fx.Node], value: Any) -> Any:
+    return known[value.name] if isinstance(value, Ref) else value
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    return map_aggregate(value, change)
 
 
 def _unpickled(each: tuple[list[Row], ...], inlined: tuple[str, ...], settings: Any) -> Program:
@@ -116,8 +129,8 @@ def _unpickled(each: tuple[list[Row], ...], inlined: tuple[str, ...], settings: 
         graph, known = fx.Graph(), dict[str, fx.Node]()
         for op, name, target, args, kwargs in rows:
             found = target.found() if isinstance(target, Operator) else target
-            given = map_aggregate((args, kwargs), lambda one, known=known: known[one.name] if isinstance(one, Ref) else one)
-            known[name] = graph.create_node(op, found, *given, name)
+            given, keywords = _mapped((args, kwargs), partial(_node, known))
+            known[name] = graph.create_node(op, found, given, keywords, name)
         graphs.append(graph)
     return Program(tuple(graphs), inlined, settings)
 
@@ -129,7 +142,7 @@ def source(graph: fx.Graph) -> str:
         >>> import torch
     from torch import fx
     from torch._ops import OpOverload
-from torch.fx.node import map_aggregate
+    from torch.fx.node import map_aggregate
         >>> print(source(fx.symbolic_trace(lambda x: x + 1).graph))
         def forward(self, x):
             add = x + 1;  x = None

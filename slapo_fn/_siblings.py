@@ -10,6 +10,7 @@ from __future__ import annotations
 import os.path
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from ._sources import Source, WeightMap, rename, resolved
 from ._subgraph import Subgraph
 from ._text import kind
 from ._ties import broken_ties, refuse_open
-from ._tree import Tree, own_tensors
+from ._tree import Tree, join, own_tensors
 from .errors import NoMatchError
 
 
@@ -45,7 +46,9 @@ class Grouped(Rule):
             site = parents.setdefault(parent, Site(parent, root.get_submodule(parent)))
             site.children = (*site.children, name)
             site.shown = (kind(module), "")
-        if alone := [f"{site.path}.{site.children[0]}" for site in parents.values() if len(site.children) < 2]:
+        if alone := [
+            f"{site.path}.{name}" for site in parents.values() for name in site.children if len(site.children) < 2
+        ]:
             raise NoMatchError(f"{', '.join(alone)}: a layer alone has nothing to be fused with", alone)
         return list(parents.values())
 
@@ -96,25 +99,28 @@ class Share(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Its rows of the fused weight, (E, D)."""
-        return self.fused.weight[self.rows]  # type: ignore[index, return-value]
+        return self.fused.weight[self.rows]  # type: ignore[index]
 
     @property
     def bias(self) -> Tensor | None:
         """Its part of the fused bias, (E,)."""
-        return None if self.fused.bias is None else self.fused.bias[self.rows]  # type: ignore[index, return-value]
+        return None if self.fused.bias is None else self.fused.bias[self.rows]  # type: ignore[index]
 
     @property
     def in_features(self) -> int:
-        return self.fused.in_features  # type: ignore[return-value]
+        size: int = self.fused.in_features  # type: ignore[assignment]
+        return size
 
     @property
     def out_features(self) -> int:
-        return self.fused.out_features[self.index]  # type: ignore[index, no-any-return]
+        sizes: Sequence[int] = self.fused.out_features  # type: ignore[assignment]
+        return sizes[self.index]
 
     def forward(self, x: Tensor) -> Tensor:
         memo, mode = self.memo, torch.is_grad_enabled()
         if memo.x is not x or memo.mode is not mode or self.index not in memo.left:
-            memo.x, memo.mode, memo.left = x, mode, dict(enumerate(self.fused(x)))
+            outputs: tuple[Tensor, ...] = self.fused(x)
+            memo.x, memo.mode, memo.left = x, mode, dict(enumerate(outputs))
         taken = memo.left.pop(self.index)
         if not memo.left:
             memo.x = None
@@ -158,7 +164,7 @@ def layout(fused: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, Sourc
     given: WeightMap = vars(fused)["weight_map"]
     shapes = {f"{name}.{key}": tuple(one.shape) for name, layer in layers.items() for key, one in own_tensors(layer)}
     beneath = {
-        f"{name}.{key}": rename(source, lambda one, name=name: f"{name}.{one}")
+        f"{name}.{key}": rename(source, partial(join, name))
         for name, layer in layers.items()
         if isinstance(known := vars(layer).get("weight_map"), WeightMap) and not known.up
         for key, source in known.sources

@@ -9,7 +9,7 @@ def forward(self, x):                          def forward(self, x):
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -18,6 +18,7 @@ from ._matcher import Match, Operand
 from ._program import Program
 from ._text import count, short
 from .errors import MisfitError
+from .nn.function import Function
 
 Matches = tuple[Match | None, ...]
 HOOKS_IN = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")
@@ -93,22 +94,6 @@ class Subgraph(nn.Module):
         return self.kind
 
 
-class Call(nn.Module):
-    """A function as a module: what stands in the place of a subgraph until its call is written into the graph."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    @property
-    def kind(self) -> str:
-        """The function's name, as plans show it."""
-        return short(self.function)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
 def op(node: fx.Node) -> str:
     """What a node does, in a word."""
     if node.op == "call_function":
@@ -158,7 +143,7 @@ def lift_hooks(part: Subgraph, new: nn.Module) -> None:
     module; all other hooks are inside, and `inherit` refuses to lose them.
     """
     kept = set(map(id, new.modules()))
-    first, last = part.nodes[0], part.nodes[-1]
+    first, last = next(iter(part.nodes)), part.nodes[-1]
     match = next(match for match in part.matches if match is not None)
     if first.op == "call_module" and set(outside(match)) <= set(first.all_input_nodes):
         _lift(part, first, HOOKS_IN, kept)
@@ -183,7 +168,7 @@ def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any]) -> dict[s
     Raises:
         MisfitError: It takes another number of inputs.
     """
-    run = new.function if isinstance(new, Call) else new.forward
+    run = new.function if isinstance(new, Function) else new.forward
     given = {**part.constants, **extra}
     try:
         signature = inspect.signature(run)

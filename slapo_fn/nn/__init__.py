@@ -10,6 +10,7 @@ from .activations import activation as activation
 from .attention import Attention as Attention
 from .attention import attend as attend
 from .conv import fold_conv_bn as fold_conv_bn
+from .function import Function as Function
 from .hf_attention import HFAttention as HFAttention
 from .linear import FusedLinear as FusedLinear
 from .linear import LinearActivation as LinearActivation

@@ -6,6 +6,7 @@ q_proj(x), k_proj(x), v_proj(x)   ->   qkv_proj(x)          gelu(fc(x))   ->   F
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def fuse(
     """
     if into is not None and not callable(into):
         raise ArgumentError(f"into is a function Subgraph -> module, not {what(into)}")
-    known = torch.compiler.list_backends(exclude_tags=())
+    known: list[str] = torch.compiler.list_backends(exclude_tags=())  # pyright: ignore[reportUnknownMemberType]
     if isinstance(backend, str) and backend not in known:
         raise ArgumentError(f"torch.compile has no backend {backend!r}; it has {', '.join(known)}")
     if name is not None and not name.isidentifier():
@@ -135,7 +136,7 @@ def _layers(site: Site[nn.Module], args: FuseArgs) -> nn.Module:
 
 def _sequential(part: Subgraph, path: str) -> nn.Module:
     chain = part.nodes
-    straight = all(mine.args == (before,) and not mine.kwargs for before, mine in zip(chain, chain[1:], strict=False))
+    straight = all(mine.args == (before,) and not mine.kwargs for before, mine in pairwise(chain))
     if any(node.op != "call_module" for node in chain) or not straight or len(part.paths) < len(chain):
         raise MisfitError(
             f"{part.kind} at {path} is no chain of different modules, and without a backend only such a chain can be put in "

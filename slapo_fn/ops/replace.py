@@ -16,10 +16,11 @@ from .._fork import Fork
 from .._relink import relink_within
 from .._rules import Site
 from .._sources import Source
-from .._subgraph import Call, Subgraph
+from .._subgraph import Subgraph
 from .._text import what
 from .._weights import clone_rest, fill
 from ..errors import ArgumentError, MisfitError
+from ..nn.function import Function
 from ..schedule import Schedule, add
 from ..selection import M, Target
 
@@ -61,8 +62,9 @@ def replace(
         target: The modules to replace.
         new: A factory, called with the old module at each place; the weights are its affair. Or a module, which serves
             as a template: each place gets a copy of its own, filled with the old weights by name. A class is a factory
-            that is called with the old module. For a pattern: a function of tensors, called in the place of the operations,
-            or a template, which is registered in the module whose forward it is.
+            that is called with the old module. For a pattern: a function of tensors, called in the place of the operations
+            (``nn.Function(f)`` in code that is type-checked), or a template, which is registered in the module whose
+            forward it is.
         weights: For a template ``"inherit"`` (the default) takes the old tensors and refuses what does not fit by name
             and shape; ``"fresh"`` keeps the template's own; a mapping ``{new name: old name}`` of tensors or of
             submodules says where each comes from, for what a factory gives, too; ``cat``, ``transposed`` and ``part`` say how
@@ -110,7 +112,7 @@ def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
     """Lower one `replace` entry at one place."""
     old = site.module
     if isinstance(old, Subgraph) and not isinstance(args.new, (nn.Module, type)):
-        return Call(args.new)
+        return Function(args.new)
     if not isinstance(args.new, nn.Module):
         made = args.new(old)
         if made is None:
