@@ -119,7 +119,7 @@ def _is_left_to(outer: Container[str], name: str, source: Source) -> bool:
 # ---- write
 
 
-def record(new: nn.Module, old: nn.Module, path: str = "") -> None:
+def record(new: nn.Module, old: nn.Module, path: str = "", old_path: str | None = None) -> None:
     """Note on a new module where its tensors come from, before it is put in the place of another.
 
     That is known where it holds the old one's tensors, under other names say; where it, or a module that it was made
@@ -129,24 +129,27 @@ def record(new: nn.Module, old: nn.Module, path: str = "") -> None:
         new: The new module; its attribute ``weight_map`` is set, if there is anything to say.
         old: The module in whose place it will stand.
         path: The place.
+        old_path: Where the old one's names start, if that is elsewhere.
 
     Raises:
         WeightsError: A map that was declared does not fit the old module's tensors.
     """
-    if _is_as_before(new, old):
+    from_path = path if old_path is None else old_path
+    if from_path == path and _is_as_before(new, old):
         return
     was, now = list(below(old)), list(below(new))
     if ATTRIBUTE not in vars(new) and _lost(was, now):
         vars(new)[ATTRIBUTE] = None
     if vars(new).get(ATTRIBUTE, new) is None:
         return
-    theirs, mine = _tensors(old, path), _tensors(new, path)
+    theirs, mine = _tensors(old, from_path), _tensors(new, path)
     known: dict[int, list[str]] = {}
     for name, tensor in theirs.items():
         known.setdefault(id(tensor), []).append(name)
-    carried = any(ATTRIBUTE in vars(one) for one in (*was, *now))
-    if carried or any(name not in known.get(id(tensor), (name,)) for name, tensor in mine.items()):
-        _write(new, path, _sources(new, old, path, mine, theirs, known))
+    if any(ATTRIBUTE in vars(one) for one in (*was, *now)):
+        _write(new, path, _sources(new, old, path, from_path, mine, theirs, known))
+    elif moved := {name: had for name, had in _kept(mine, known) if name != had}:
+        _write(new, path, moved)
 
 
 def _is_as_before(new: nn.Module, old: nn.Module) -> bool:
@@ -174,6 +177,7 @@ def _sources(
     new: nn.Module,
     old: nn.Module,
     path: str,
+    old_path: str,
     mine: Mapping[str, Tensor],
     theirs: Mapping[str, Tensor],
     known: Mapping[int, list[str]],
@@ -183,7 +187,7 @@ def _sources(
     shapes = {name: tuple(tensor.shape) for name, tensor in theirs.items() if not nn.parameter.is_lazy(tensor)}
     same = dict(_kept(mine, known))
     prefixes = dict(_settled(new, path, moved, same, shapes))
-    before = origins(old, theirs, path)
+    before = origins(old, theirs, old_path)
     declared = origins(new, mine, path, lambda one: id(one) in moved)
     inside = origins(new, mine, path, lambda one: one is new)
     found: dict[str, Source] = {}

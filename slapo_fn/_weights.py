@@ -135,7 +135,7 @@ def _misfits(
     strange = [key for key in names if not _among(key, wanted)]
     if strange and all(_among(key, given) for key in strange):
         swapped = {new: old for old, new in names.items() if isinstance(new, str)}
-        if len(swapped) == len(names) and all(_among(one, wanted) for one in swapped):
+        if all(isinstance(one, str) and _among(one, wanted) for one in names.values()):
             return [f"the mapping is the wrong way round: it is new name to old name, {swapped}"]
     problems = [f"the new one has no {key}{near(key, wanted)}" for key in strange]
     shapes = {name: tuple(held[key].shape) for name, (held, key) in given.items() if not _is_lazy(held[key])}

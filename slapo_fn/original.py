@@ -18,7 +18,7 @@ from ._lineage import folded, origins, places
 from ._relink import relink_within
 from ._sources import Source, laid_out, names, near, take
 from ._stored import Stored
-from ._text import fold, what
+from ._text import fold
 from .errors import ArgumentError, WeightsError
 
 
@@ -59,7 +59,7 @@ def to_original(model: nn.Module, state_dict: Mapping[str, Any] | None = None) -
     """
     _check(model)
     if state_dict is not None and not isinstance(state_dict, Mapping):
-        raise ArgumentError(f"state_dict is a mapping of names to tensors, not {what(state_dict)}")
+        raise ArgumentError(f"state_dict is a mapping of names to tensors, not {type(state_dict).__name__}")
     given = model.state_dict(keep_vars=True) if state_dict is None else state_dict
     held = _one_object_each({name: one for name, one in given.items() if isinstance(one, Tensor)}, state_dict is None)
     slots = {name: table[key] for name, (table, key) in places(model).items()}
@@ -119,7 +119,7 @@ def from_original(
 
 def _check(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is the transformed model, a module, not {what(model)}")
+        raise ArgumentError(f"model is the transformed model, a module, not {type(model).__name__}")
     if paths := folded(model):
         raise WeightsError(
             f"the tensors of {', '.join(fold(path or 'the root' for path in paths))} were folded into others for good, and "
@@ -212,9 +212,9 @@ class _Plan:
     def _untied(self, ways: Sequence[tuple[str, Source]]) -> list[str]:
         """What a checkpoint has under two names, with two values, and the model once."""
         different = {source: name for name, source in ways}
-        first, *others = different
-        if not others:
+        if len(different) < 2:
             return []
+        first, *others = different
         value = self._take(first)
         return [
             f"{first} and {other} differ, and are one tensor in the model ({different[first]})"
