@@ -78,8 +78,10 @@ def attend(
 def _checked(mask: Tensor, q_BNTH: Tensor) -> Tensor:
     if mask.dtype is torch.bool:
         return mask
-    if mask.is_floating_point():
-        return mask.to(q_BNTH.dtype)
+    if mask.dtype == q_BNTH.dtype:
+        return mask
+    if mask.is_floating_point():  # the least number of a wider dtype must not become -inf, lest a row of it give nan
+        return mask.to(q_BNTH.dtype).clamp(min=torch.finfo(q_BNTH.dtype).min)
     raise ArgumentError(f"a mask is bool, True where seen, or floating point, which is added, not {mask.dtype}")
 
 

@@ -107,6 +107,13 @@ def test_b275_dropout_is_off_in_eval() -> None:
     torch.testing.assert_close(attention(X)[0], attention_without(X)[0], **EXACT)
 
 
+def test_a_row_that_sees_nothing_gives_numbers_in_half_precision() -> None:
+    hidden = torch.full((2, 1, 5, 5), torch.finfo(torch.float32).min)
+    assert made().bfloat16()(X.bfloat16(), hidden)[0].isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made().float()(X.float(), hidden)[0].isfinite().all()
+
+
 def test_scale() -> None:
     q = torch.randn(1, 2, 3, 4)
     torch.testing.assert_close(attend(q, q, q, scale=0.5), attend(q * 0.5, q, q, scale=1.0))
