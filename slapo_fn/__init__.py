@@ -50,9 +50,11 @@ from .errors import NoMatchError as NoMatchError
 from .errors import ParameterNameError as ParameterNameError
 from .errors import PatternError as PatternError
 from .errors import ScheduleError as ScheduleError
+from .errors import SizeError as SizeError
 from .errors import SlapoError as SlapoError
 from .errors import TieError as TieError
 from .errors import TraceError as TraceError
+from .errors import UnsupportedError as UnsupportedError
 from .errors import WeightsError as WeightsError
 from .ops.annotate import AnnotateArgs as AnnotateArgs
 from .ops.annotate import annotate as annotate

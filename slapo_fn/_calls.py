@@ -217,7 +217,7 @@ def config(module: nn.Module) -> tuple[Any, ...]:
 def _configured(op: Op, spelling: Spelling, values: list[Any], module: nn.Module, leaf: Leaf) -> None:
     """Fill in what a module has as its attributes."""
     for at, name in enumerate(op.parameters):
-        if name in spelling.names:
+        if at in spelling.places:
             continue
         if name == "use_input_stats":  # an instance norm's, which has no such attribute
             name = "training" if getattr(module, "track_running_stats", False) else name

@@ -158,7 +158,7 @@ to                  | input, dtype=None, device=None, copy=False, memory_format=
                       dtype=float32) .half(input, dtype=float16) .bfloat16(input, dtype=bfloat16) .double(input,
                       dtype=float64) .type(input, dtype) aten.to.dtype(input, dtype, non_blocking=False, copy=False,
                       memory_format=None) | alias
-size                | input, dim=None | .size @shape aten.sym_size.int | cheap
+size                | input, dim=None | .size @shape(input) aten.sym_size.int | cheap
 ndim                | input | .dim .ndimension @ndim | cheap
 numel               | input | torch.numel .numel aten.sym_numel | cheap
 dtype               | input | @dtype | cheap

@@ -14,7 +14,7 @@ from ._matcher import Match, Matches, PatternGraph, by_predicate, by_target, fin
 from ._outline import free_name
 from ._program import Program
 from ._rules import Places, Rule, Site
-from ._subgraph import Subgraph, op
+from ._subgraph import Subgraph, is_part, op
 from ._text import short
 from ._tracer import Settings
 from ._tracing import is_leaf, program_or_trace
@@ -136,7 +136,7 @@ class Parallel(Rule):
     def resolve(self, root: nn.Module) -> Places:
         groups: dict[int, list[Site[Any]]] = {}
         for site in self.rule.resolve(root):
-            if not isinstance(site.module, Subgraph):
+            if not is_part(site.module):
                 raise MisfitError(f"parallel takes places inside a forward, and {self.rule} gives modules", [site.path])
             groups.setdefault(id(site.module.owner), []).append(site)
         return [_joined(sites) for sites in groups.values()]

@@ -20,7 +20,7 @@ from ._inherit import has_hooks
 from ._matcher import Match
 from ._program import Program, callable_by_name, copied
 from ._rules import Site
-from ._subgraph import Subgraph, keywords, outside
+from ._subgraph import Subgraph, is_part, keywords, outside
 from ._traced import run_by
 from ._tree import Tree
 from .errors import MisfitError
@@ -38,6 +38,7 @@ class Outline:
     def __init__(self, tree: Tree, owner: nn.Module, parts: Mapping[str, Subgraph]) -> None:
         self.tree, self.owner, self.parts = tree, owner, dict(parts)
         program = next(iter(parts.values())).source
+        assert program is not None
         if any(part.source is not program for part in parts.values()):
             raise MisfitError("one entry takes the places of one pattern: give each pattern an entry of its own")
         self.program = program
@@ -142,7 +143,7 @@ def outlines(tree: Tree, sites: Iterable[Site[nn.Module]]) -> dict[int, Outline]
     """Draw the parts that an entry's places are out of their forwards; by the owner's ``id``."""
     owners: dict[int, dict[str, Subgraph]] = {}
     for site in sites:
-        if isinstance(site.module, Subgraph):
+        if is_part(site.module):
             name = site.path.rpartition(".")[2]
             owners.setdefault(id(site.module.owner), {})[name] = site.module
     return {key: Outline(tree, next(iter(parts.values())).owner, parts) for key, parts in owners.items()}

@@ -12,7 +12,7 @@ from ._inherit import inherit
 from ._lineage import record
 from ._outline import Outline, outlines
 from ._rules import Site
-from ._subgraph import Subgraph, lift_hooks
+from ._subgraph import is_part, lift_hooks
 from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
 from ._tree import Tree, below
 from .errors import MisfitError, TieError
@@ -48,7 +48,7 @@ class Places:
         """
         old, untie = site.module, getattr(args, "untie", False)
         self._refuse_strangers(site, new, share=getattr(args, "share", False))
-        if isinstance(old, Subgraph):
+        if is_part(old):
             lift_hooks(old, new)
         broken = broken_ties(self.tree, old, new)
         if not untie:
@@ -56,13 +56,13 @@ class Places:
             if broken:
                 self.open_ties.append((site, broken))
         only = only_place(self.tree, old, site.path) if untie and shared else None
-        record(new, old, site.path, site.path.rpartition(".")[0] if isinstance(old, Subgraph) else None)
+        record(new, old, site.path, site.path.rpartition(".")[0] if is_part(old) else None)
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
         self.tree.put(old, new, only=only)
         if broken and untie:
             _tell_config(self.tree)
-        if not isinstance(old, Subgraph):
+        if not is_part(old):
             return site.path
         name: str | None = getattr(args, "name", None)
         constants: dict[str, Any] = dict(getattr(args, "constants", ()))

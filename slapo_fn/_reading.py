@@ -166,8 +166,10 @@ class _Reader:
             if node.op == "placeholder":
                 self.known[node] = next(parameters)
             elif node.op == "get_attr":
-                tensor = operator.attrgetter(node.target)(tracer.root)
-                self.known[node] = self.leaf(str(node.target), tensor)
+                path = str(node.target)
+                constant = tracer.tensors.get(path)
+                held = operator.attrgetter(path)(tracer.root) if constant is None else None
+                self.known[node] = constant if constant is not None else self.leaf(path, held)
             elif node in wanted and node.op != "output":
                 self._step(node)
 
@@ -175,12 +177,11 @@ class _Reader:
         """What stands for a tensor, or for a ``training`` flag, of the pattern."""
         if not isinstance(value, torch.Tensor):
             return FLAG
-        if path.startswith("_tensor_constant"):
-            return value
         return self.weights.setdefault(path, Weight(path, tuple(value.shape)))
 
     def _step(self, node: fx.Node) -> None:
-        args, kwargs = plain(node.args, self._arg), {name: plain(one, self._arg) for name, one in node.kwargs.items()}
+        written = (node.args[0].args[0], node.args[1]) if size_item(node) else node.args  # type: ignore[union-attr]
+        args, kwargs = plain(written, self._arg), {name: plain(one, self._arg) for name, one in node.kwargs.items()}
         steps, which = self.pattern.steps, None
         operands = [one for one in holes((args, tuple(kwargs.values()))) if isinstance(one, (Ref, Input, Weight))]
         if not operands:
@@ -188,7 +189,8 @@ class _Reader:
                 self.pattern.fn, f"computes {node.name} of constants alone; compute it before, or name the result"
             )
         if node.target is call_module:
-            which, *args = args
+            at, *args = args
+            which = self.tracer.which[at]
             step = Step(len(steps), node, None, (tuple(args), tuple(sorted(kwargs.items()))), None, which, False)
         else:
             read, values = self._read(node, args, kwargs)
@@ -207,8 +209,7 @@ class _Reader:
 
     def _read(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Form, Any]:
         if size_item(node):
-            inner = plain(node.args[0].args[0], self._arg)  # type: ignore[union-attr]
-            return form("call_method", "size"), (inner, args[1])
+            return form("call_method", "size"), args
         if node.target is getattr:
             read = form("attribute", args[1])
             return read, read.read(args[:1], {}, None, self.leaf)

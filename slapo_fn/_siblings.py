@@ -21,7 +21,7 @@ from ._inherit import inherit
 from ._inverse import over
 from ._rules import Places, Rule, Site
 from ._sources import Source, WeightMap, rename, resolved
-from ._subgraph import Subgraph
+from ._subgraph import is_part
 from ._text import kind
 from ._ties import broken_ties, refuse_open
 from ._tree import Tree, join, own_tensors
@@ -36,7 +36,7 @@ class Grouped(Rule):
 
     def resolve(self, root: nn.Module) -> Places:
         sites = self.rule.resolve(root)
-        if all(isinstance(site.module, Subgraph) for site in sites):
+        if all(is_part(site.module) for site in sites):
             return sites
         parents: dict[str, Site[nn.Module]] = {}
         for path, module in sites:

@@ -170,6 +170,13 @@ def _spelling(op: Op, text: str, target: Any, own: str) -> Spelling:
         written, defaults = _declared(target) or (op.parameters, op.defaults)
     names = tuple(name if name in op.parameters else OTHER_NAMES.get(name, name) for name in written)
     places = tuple(op.parameters.index(name) if name in op.parameters else -1 for name in names)
+    if isinstance(target, type):
+        places = (0, *places[1:])  # whatever its forward calls the input
+    if own and written[:2] == ("other", "input"):
+        names = ("input", "other", *names[2:])  # as torch calls them: ``torch.gt(input, other)`` is ``lt(other, input)``
+    elif own and hasattr(target, "_schema"):
+        schema = [OTHER_NAMES.get(one.name, one.name) for one in target._schema.arguments[: len(names)]]
+        names = (*schema, *names[len(schema) :])
     spare = tuple(MISSING if name in IGNORED else default for name, default in zip(names, defaults, strict=True))
     start = list(op.defaults)
     for place, default in zip(places, defaults, strict=True):
@@ -177,8 +184,8 @@ def _spelling(op: Op, text: str, target: Any, own: str) -> Spelling:
             start[place] = default
     if isinstance(target, type):  # its attributes give what its forward does not take
         start = [
-            None if value is MISSING and name not in names else value
-            for name, value in zip(op.parameters, start, strict=True)
+            None if value is MISSING and at not in places else value
+            for at, value in enumerate(start)
         ]
     return Spelling(op, text, names, places, spare, tuple(start), rest)
 
@@ -189,9 +196,8 @@ def _declared(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
         return None
     if schema := getattr(target, "_schema", None):
         declared = schema.arguments
-        return tuple(one.name for one in declared), tuple(
-            one.default_value if one.has_default_value() else MISSING for one in declared
-        )
+        defaults = [one.default_value if one.has_default_value() else MISSING for one in declared]
+        return tuple(one.name for one in declared), tuple(tuple(d) if isinstance(d, list) else d for d in defaults)
     try:
         run = getattr(target, "forward") if isinstance(target, type) else target  # noqa: B009
         parameters = [*inspect.signature(run).parameters.values()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch import fx, nn
 
@@ -57,7 +57,7 @@ class Subgraph(nn.Module):
     owner: nn.Module
     scope: nn.Module
     matches: Matches
-    source: Program
+    source: Program | None  # of the owner's whole forward, while a pass works on the part
     program: Program
     paths: tuple[str, ...]
     ops: tuple[str, ...]
@@ -92,6 +92,11 @@ class Subgraph(nn.Module):
 
     def extra_repr(self) -> str:
         return self.kind
+
+
+def is_part(module: nn.Module) -> TypeGuard[Subgraph]:
+    """Whether a module is a part of a forward that a pass works on, and not one that stands in the model by now."""
+    return isinstance(module, Subgraph) and module.source is not None
 
 
 def op(node: fx.Node) -> str:

@@ -103,6 +103,15 @@ class ForwardTracer(fx.Tracer):
 
         return super().call_module(m, deeper, args, kwargs)
 
+    def path_of_module(self, mod: nn.Module) -> str:
+        path = super().path_of_module(mod)
+        found: Any = self.root
+        for name in path.split("."):
+            found = vars(found)["_modules"].get(name)
+            if found is None or not name or hasattr(nn.Module, name):
+                raise TraceError(f"it calls {path!r}, whose name code cannot spell: rename that child, or its parent's class")
+        return path
+
     # ---- its arguments
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
@@ -121,7 +130,7 @@ class ForwardTracer(fx.Tracer):
         return self._bound(root_fn, parameters, given), []
 
     def _argument(self, parameter: inspect.Parameter, constants: dict[str, Any]) -> Any:
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         default = () if parameter.default is parameter.empty else (parameter.default,)
         proxy = self.create_proxy("placeholder", star + parameter.name, default, {})
         if parameter.name not in constants:

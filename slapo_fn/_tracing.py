@@ -26,9 +26,13 @@ def trace_forward(module: nn.Module, path: str, settings: Settings) -> Program:
         TraceError: A graph would not be the same as the forward; the message says where and what to do.
     """
     own = vars(module).get("forward")
-    if isinstance(module, torch.jit.ScriptModule) or (own is not None and not isinstance(own, Forward)):
-        kind = "is scripted" if own is None else "has a forward of its own, set on the instance"
-        raise _error(module, path, Refusal("it", kind + ", which cannot be traced."))
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise _error(module, path, Refusal("it", "is scripted."))
+    if own is not None and not isinstance(own, Forward):
+        raise _error(module, path, Refusal("it", "has a forward of its own, set on the instance."))
+    if kind.__getattr__ is not nn.Module.__getattr__ or kind.__call__ is not nn.Module.__call__:
+        raise _error(module, path, Refusal("its class", "has a __getattr__ or __call__ of its own."))
     try:
         made = [_traced(module, path, settings, None)]
     except AsksMode:

@@ -210,7 +210,7 @@ class Tree:
         if old is self.root:
             self.root = new
         for parent, name in places:
-            if self.journal is not None:
+            if self.journal is not None and id(parent) not in self.journal:
                 self.puts.append((parent, name, old))
             parent._modules[name] = new
             self.register(new, parent, name)

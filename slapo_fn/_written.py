@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
@@ -47,7 +47,9 @@ def call_module(which: str | type[nn.Module], *args: Any, **kwargs: Any) -> Any:
         )
     if not isinstance(which, str) and not (isinstance(which, type) and issubclass(which, nn.Module)):
         raise PatternError(f"call_module takes a path, with holes, or a module class, not {what(which)}")
-    return found[0].tracer.create_proxy("call_function", call_module, (which, *args), kwargs)
+    tracer = found[0].tracer
+    tracer.which.append(which)  # a class cannot stand in a graph
+    return tracer.create_proxy("call_function", call_module, (len(tracer.which) - 1, *args), kwargs)
 
 
 class Tracer(fx.Tracer):
@@ -57,6 +59,14 @@ class Tracer(fx.Tracer):
         super().__init__(autowrap_modules=(math,))
         self.given, self.names, self.is_module = args, names, is_module
         self.modules: dict[str, nn.Module] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.which: list[str | type[nn.Module]] = []
+
+    def create_arg(self, a: Any) -> Any:
+        """A parameter that the function only refers to is one that it holds."""
+        if isinstance(a, nn.Parameter) and not self.is_module and all(a is not one for one in self.root.parameters()):
+            self.root.register_parameter(f"parameter_{len(self.root._parameters)}", a)
+        return super().create_arg(a)
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         given = [self.create_proxy("placeholder", name, (), {}) for name in self.given]
@@ -121,13 +131,17 @@ def traced(fn: Callable[..., Any] | nn.Module, positional: list[str], names: lis
 
         forward = fn if inspect.isfunction(fn) else called
         root = type("Pattern", (nn.Module,), {"forward": forward})()
-    tracer = Tracer(positional, names, isinstance(fn, nn.Module))
+    tracer, before = Tracer(positional, names, isinstance(fn, nn.Module)), {*vars(root)}
     try:
-        return tracer.trace(root), tracer
+        graph = tracer.trace(root)
     except TraceError as error:
         raise refused(
             fn, f"cannot be traced: {error}. A pattern is straight-line code: no `if` over an input, no loop over one."
         ) from error
+    finally:
+        fresh = [name for name in vars(root) if name not in before and name.startswith("_tensor_constant")]
+        tracer.tensors.update({name: vars(root).pop(name) for name in fresh})  # fx has put them there
+    return graph, tracer
 
 
 def returned(graph: fx.Graph, fn: Any) -> list[fx.Node]:

@@ -65,6 +65,14 @@ class HookError(SlapoError, ValueError):
     """Hooks on modules inside a replaced one would be lost."""
 
 
+class SizeError(SlapoError, ValueError):
+    """Sizes do not go together: heads do not divide the hidden size, say."""
+
+
+class UnsupportedError(SlapoError, NotImplementedError):
+    """A module was asked for something that it does not compute."""
+
+
 class ForkError(SlapoError, TypeError):
     """A module cannot be copied apart from its original."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ._fill import SizeError as SizeError
-from ._fill import UnsupportedError as UnsupportedError
 from .activations import XIELU as XIELU
 from .activations import Formula as Formula
 from .activations import activation as activation

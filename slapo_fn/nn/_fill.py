@@ -12,17 +12,9 @@ from torch import Tensor, nn
 
 from .._sources import Source, WeightMap, cat, names, take, transposed, weight_map
 from .._text import fold, what
-from ..errors import MisfitError, SlapoError
+from ..errors import MisfitError
 
 M = TypeVar("M", bound=nn.Module)
-
-
-class SizeError(SlapoError, ValueError):
-    """Sizes do not go together: heads do not divide the hidden size, say."""
-
-
-class UnsupportedError(SlapoError, NotImplementedError):
-    """A module was asked for something that it does not compute."""
 
 
 def is_conv1d(layer: nn.Module) -> bool:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from .._sources import Source, WeightMap
 from .._text import what
-from ..errors import MisfitError
-from ._fill import SizeError, UnsupportedError, as_linear, below, fill, fused, number, parts
+from ..errors import MisfitError, SizeError, UnsupportedError
+from ._fill import as_linear, below, fill, fused, number, parts
 from .attention import Attention
 
 LLAMA_LIKE = ("LlamaAttention", "MistralAttention", "Qwen2Attention")

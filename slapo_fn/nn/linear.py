@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from .._sources import WeightMap
 from .._text import what
-from ..errors import MisfitError
-from ._fill import M, SizeError, fill, fused, sizes
+from ..errors import MisfitError, SizeError
+from ._fill import M, fill, fused, sizes
 from .activations import Activation, placed
 
 

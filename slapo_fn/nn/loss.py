@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .._text import what
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SizeError
 from ._chunked import Options, Reduction, Wanted, chunked_loss
-from ._fill import SizeError, sizes
+from ._fill import sizes
 
 
 def linear_cross_entropy(

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._sources import WeightMap
-from ._fill import SizeError, fill, fused
+from ..errors import SizeError
+from ._fill import fill, fused
 
 
 class FusedQKV(nn.Module):

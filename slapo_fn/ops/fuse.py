@@ -18,7 +18,7 @@ from .._forward import wrap
 from .._lineage import declare
 from .._rules import Site
 from .._siblings import Grouped, fuse_siblings, layout, shared_name
-from .._subgraph import Subgraph
+from .._subgraph import Subgraph, is_part
 from .._text import fold, what
 from ..errors import ArgumentError, MisfitError
 from ..nn.linear import FusedLinear
@@ -100,7 +100,7 @@ def fuse(
 def fuse_at(site: Site[nn.Module], args: FuseArgs) -> nn.Module:
     """Lower one `fuse` entry at one place: a part of a forward, or the parent of some layers."""
     module = site.module
-    if not isinstance(module, Subgraph):
+    if not is_part(module):
         return _layers(site, args)
     if args.into is not None:
         return args.into(module)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import slapo_fn as slapo
 from slapo_fn import Schedule
@@ -77,6 +77,36 @@ def seen(path: str, output: Any) -> None:
     return None
 
 
+def can_be_traced(module: nn.Module, path: str) -> bool:
+    try:
+        slapo.graph_of(module)
+    except slapo.TraceError:
+        return False
+    return True
+
+
+def one_linear(x: Tensor) -> Tensor:
+    return slapo.call_module(nn.Linear, x)
+
+
+def first_call(old: slapo.Subgraph) -> nn.Module:
+    return old.calls[0]
+
+
+def parts(target: Any) -> slapo.Selector[slapo.Subgraph]:
+    """Every call of a Linear inside what can be traced."""
+    return slapo.optional(slapo.pattern(one_linear, within=target))
+
+
+def steps(target: Any) -> slapo.Selector[slapo.Subgraph]:
+    """Every operation inside what can be traced."""
+    return slapo.optional(slapo.calls(within=target, where=computes))
+
+
+def computes(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") not in ("getattr", "getitem")
+
+
 PRIMITIVES = (
     Primitive("replace", lambda s, t: slapo.replace(s, slapo.where(t, nn.Linear), twin), LINEARS),
     Primitive(
@@ -93,6 +123,13 @@ PRIMITIVES = (
     Primitive("hook", lambda s, t: slapo.hook(s, t, forward=passed, forward_pre=passed)),
     Primitive("hook backward", lambda s, t: slapo.hook(s, t, backward=passed, backward_pre=passed), atol=1e-6),
     Primitive("probe", lambda s, t: slapo.probe(s, t, seen)),
+    Primitive("trace", lambda s, t: slapo.trace(s, slapo.optional(slapo.where(t).where(can_be_traced)))),
+    Primitive("trace flat", lambda s, t: slapo.trace(s, slapo.optional(slapo.where(t).where(can_be_traced)), flat=True)),
+    Primitive("decompose", lambda s, t: slapo.decompose(s, slapo.where(t, nn.Linear)), LINEARS, True, 1e-6),
+    Primitive("checkpoint parts", lambda s, t: slapo.checkpoint(s, steps(t)), restructures=True),
+    Primitive("fuse parts", lambda s, t: slapo.fuse(s, parts(t), backend="eager"), restructures=True, atol=1e-6),
+    Primitive("fuse parts into", lambda s, t: slapo.fuse(s, parts(t), first_call), restructures=True),
+    Primitive("replace parts", lambda s, t: slapo.replace(s, parts(t), slapo.nn.Function(torch.relu)), PLACES, True, None),
 )
 
 PAIRS = [

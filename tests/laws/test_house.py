@@ -12,37 +12,23 @@ import slapo_fn
 PACKAGE = pathlib.Path(slapo_fn.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 LAYERS = {
-    **dict.fromkeys(
-        ("errors", "_origin", "_text", "_tree", "_glob", "_find", "_copier", "_fork", "_forward", "_rng", "_replay"), 0
-    ),
-    **dict.fromkeys(
-        (
-            "_near",
-            "_rules",
-            "_algebra",
-            "_problems",
-            "_relink",
-            "_weights",
-            "_named",
-            "_inherit",
-            "_ties",
-            "selection",
-            "select",
-        ),
-        1,
-    ),
-    **dict.fromkeys(("schedule",), 2),
-    **dict.fromkeys(("_engine", "apply", "plan"), 3),
-    **dict.fromkeys(("_catalog", "__init__"), 4),
+    0: """errors _origin _text _tree _glob _find _copier _fork _forward _compiled _rng _replay _program _traced _sources
+       _inverse""",
+    1: """_near _rules _algebra _problems _relink _weights _named _inherit _ties _lineage _stored original selection select
+       _watch _tracer _tracing _exported _equal _spell _calls _written _reading _index _binding _search _nearest _matcher
+       _subgraph _outline _inside _siblings pattern nn""",
+    2: "schedule",
+    3: "_places _engine apply plan ops",
+    4: "_catalog __init__",
 }
+LAYER = {module: number for number, modules in LAYERS.items() for module in modules.split()}
 
 
 def layer(module: str) -> int:
     """A module's layer: every op is at 3."""
-    if module.split(".")[0] == "ops":
-        return 3
-    assert module in LAYERS, f"give {module} a layer in LAYERS"
-    return LAYERS[module]
+    room = module.split(".")[0]
+    assert room in LAYER, f"give {room} a layer in LAYERS"
+    return LAYER[room]
 
 
 def imports(file: str) -> set[str]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from slapo_fn.errors import ArgumentError
-from slapo_fn.nn import Attention, SizeError, attend
+from slapo_fn.errors import ArgumentError, SizeError
+from slapo_fn.nn import Attention, attend
 
 from .support import EXACT, assert_survives
 

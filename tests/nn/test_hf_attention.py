@@ -12,8 +12,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, Lla
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from slapo_fn._sources import cat, transposed
-from slapo_fn.errors import MisfitError
-from slapo_fn.nn import HFAttention, SizeError, UnsupportedError
+from slapo_fn.errors import MisfitError, SizeError, UnsupportedError
+from slapo_fn.nn import HFAttention
 
 from .support import EXACT, assert_mapped, assert_same
 

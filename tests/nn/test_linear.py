@@ -8,8 +8,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from slapo_fn._sources import cat, transposed
-from slapo_fn.errors import ArgumentError, MisfitError
-from slapo_fn.nn import FusedLinear, FusedQKV, LinearActivation, LinearWithSeparateBias, SizeError
+from slapo_fn.errors import ArgumentError, MisfitError, SizeError
+from slapo_fn.nn import FusedLinear, FusedQKV, LinearActivation, LinearWithSeparateBias
 
 from .support import EXACT, assert_survives
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from slapo_fn.errors import ArgumentError, MisfitError
-from slapo_fn.nn import LinearCrossEntropy, SizeError, linear_cross_entropy
+from slapo_fn.errors import ArgumentError, MisfitError, SizeError
+from slapo_fn.nn import LinearCrossEntropy, linear_cross_entropy
 
 from .support import EXACT, assert_survives
 
