@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from ._forward import Forward, layers, wrap
 from ._inherit import inherit
 from ._inverse import over
+from ._lineage import declare
 from ._rules import Places, Rule, Site
-from ._sources import Source, WeightMap, rename, resolved
+from ._sources import Cat, Source, Transposed, WeightMap, rename, resolved, transposed
 from ._subgraph import is_part
 from ._text import kind
 from ._ties import broken_ties, refuse_open
 from ._tree import Tree, join, own_tensors
-from .errors import NoMatchError
+from .errors import MisfitError, NoMatchError
+from .nn.linear import FusedLinear
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def shared_name(names: Sequence[str]) -> str:
         >>> shared_name(["q_proj", "k_proj", "v_proj"]), shared_name(["gate_proj", "up_proj"]), shared_name(["q", "k"])
         ('qkv_proj', 'gate_up_proj', 'qk')
     """
-    tail = os.path.commonprefix([name[::-1] for name in names])[::-1]
+    tail = os.path.commonprefix([name[::-1] for name in names])[::-1]  # noqa: RUF071  of characters it shall be
     tail = tail[tail.index("_") :] if "_" in tail else ""
     heads = [name.removesuffix(tail) for name in names]
     return ("" if all(len(head) == 1 for head in heads) else "_").join(heads) + tail
@@ -193,3 +195,30 @@ def fuse_siblings(tree: Tree, parent: nn.Module, names: Sequence[str], fused: nn
     fused.train(parent.training)
     known = [layer.args for layer in layers(parent) if isinstance(layer, Sharing)]
     wrap(parent, Sharing(parent, (*(known[0] if known else ()), memo)))
+
+
+def part_siblings(tree: Tree, fused: FusedLinear, path: str) -> None:
+    """Take away a layer that computes several, and let each of these be a linear layer of its own.
+
+    Raises:
+        MisfitError: It stands beside no layers that are its shares.
+    """
+    parent = next((parent for parent, _ in tree.registrations(fused)), tree.root)
+    shares = {name: one for name, one in parent._modules.items() if isinstance(one, Share) and one.fused is fused}
+    if not shares:
+        raise MisfitError(f"{path or 'the root'} stands beside no layers that it was fused from", [path])
+    refuse_open(tree, broken_ties(tree, fused, nn.Identity()))
+    declared = dict(vars(fused)["weight_map"].sources)["weight"]
+    for share in shares.values():
+        made = nn.Linear(share.in_features, share.out_features, fused.bias is not None, device="meta")
+        made.weight = nn.Parameter(share.weight.detach().clone(), fused.weight.requires_grad)
+        if fused.bias is not None and share.bias is not None:
+            made.bias = nn.Parameter(share.bias.detach().clone(), fused.bias.requires_grad)
+        if isinstance(declared, Cat) and isinstance(declared.sources[share.index], Transposed):
+            declare(made, {"weight": transposed("weight")})  # it was a Conv1D
+        inherit(tree, share, made)
+        tree.put(share, made)
+    tree.touch(parent)
+    for name in [name for name, one in parent._modules.items() if one is fused]:
+        del parent._modules[name]
+    tree.gone.append(fused)
