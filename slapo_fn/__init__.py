@@ -31,7 +31,9 @@ from slapo_fn.selection import Selector as Selector
 from slapo_fn.selection import Target as Target
 
 from . import nn as nn
+from ._catalog import Operation as Operation
 from ._catalog import Primitive as Primitive
+from ._catalog import operations as operations
 from ._catalog import primitives as primitives
 from ._matcher import call_module as call_module
 from ._origin import Origin as Origin

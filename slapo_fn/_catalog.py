@@ -8,6 +8,8 @@ import pkgutil
 from typing import NamedTuple
 
 from . import ops
+from ._equal import table
+from ._text import columns
 
 
 class Primitive(NamedTuple):
@@ -47,6 +49,40 @@ def primitives() -> Primitives:
             if inspect.isfunction(function) and function.__module__ == module.__name__ and _builds(function):
                 found.append(Primitive(name, (inspect.getdoc(function) or "").split("\n")[0]))
     return Primitives(found)
+
+
+class Operation(NamedTuple):
+    """What a pattern takes for one operation, however it is spelled.
+
+    Attributes:
+        name: What it is called.
+        parameters: Its arguments, with their defaults.
+        spellings: Functions, methods (``.relu``), modules and ATen operators.
+    """
+
+    name: str
+    parameters: str
+    spellings: tuple[str, ...]
+
+
+class Operations(tuple[Operation, ...]):
+    """All operations; shows itself as a table."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "\n".join(columns((one.name, one.parameters, ", ".join(one.spellings)) for one in self))
+
+
+def operations() -> Operations:
+    """List what `pattern` takes for equal: each operation with the ways in which it is spelled.
+
+    Example:
+        >>> import slapo_fn as slapo
+        >>> slapo.operations()[0]
+        Operation(name='relu', parameters='input', spellings=('F.relu', 'torch.relu', '.relu', 'nn.ReLU', 'aten.relu'))
+    """
+    return Operations(Operation(*row) for row in table())
 
 
 def _builds(function: object) -> bool:

@@ -59,27 +59,39 @@ class Within(Rule):
     def _sites(self, path: str, module: nn.Module, program: Program) -> Places:
         numbers: dict[str, int] = {}
         each = [self.find(graph, module).found for graph in program.graphs]
-        return [
+        drawn_out: Places = [  # by an entry before, which kept the part as a module
+            Site(join(path, name), child)
+            for name, child in module._modules.items()
+            if isinstance(child, Subgraph) and not is_part(child) and self._is_all_of(child, module)
+        ]
+        return drawn_out + [
             Site(join(path, free_name(module, self.name, numbers)), Subgraph(module, program, matches))
             for matches in _paired(each)
         ]
+
+    def _is_all_of(self, part: Subgraph, owner: nn.Module) -> bool:
+        return any(len(match.nodes) == len(part.ops) for match in self.find(part.program.graphs[0], owner).found)
 
     def _why(self, looked: list[tuple[str, nn.Module, Program]]) -> list[str]:
         return [] if looked else ["None of the modules that it was to look into could be traced:"]
 
     def remarks(self, root: nn.Module) -> list[str]:
-        found: list[str] = []
-        for path, module in self.within.resolve(root):
-            if not is_leaf(module):
-                try:
-                    program = program_or_trace(module, path, self.settings)
-                except TraceError:
-                    continue
-                for match in self.find(program.graphs[0], module).overlapping:
-                    found.append(
-                        f"{path}: {', '.join(map(op, match.nodes))} also matches, and overlaps an earlier place"
-                    )
-        return found
+        overlapping = [
+            (path, match)
+            for path, module in self.within.resolve(root)
+            if not is_leaf(module) and (program := self._program(path, module))
+            for match in self.find(program.graphs[0], module).overlapping
+        ]
+        return [
+            f"{path or '(root)'}: {', '.join(map(op, match.nodes))} matches as well, and overlaps an earlier place"
+            for path, match in overlapping
+        ]
+
+    def _program(self, path: str, module: nn.Module) -> Program | None:
+        try:
+            return program_or_trace(module, path, self.settings)
+        except TraceError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -149,38 +161,29 @@ def _joined(sites: list[Site[Subgraph]]) -> Site[Subgraph]:
     parts = [site.module for site in sites]
     columns = zip(*(part.matches for part in parts), strict=True)
     joined = tuple(_side_by_side([one for one in column if one is not None], sites) for column in columns)
-    return Site(sites[0].path, Subgraph(parts[0].owner, parts[0].source, joined))
+    source = parts[0].source
+    assert source is not None
+    return Site(sites[0].path, Subgraph(parts[0].owner, source, joined))
 
 
 def _side_by_side(matches: list[Match], sites: list[Site[Subgraph]]) -> Match | None:
     if not matches:
         return None
-    place = {node: at for at, node in enumerate(matches[0].nodes[0].graph.nodes)}
-    nodes = tuple(sorted({node for match in matches for node in match.nodes}, key=place.__getitem__))
-    inputs = list(dict.fromkeys(operand for match in matches for operand in match.inputs))
-    made = {node for match in matches for node in match.nodes}
-    reached: set[fx.Node] = set()
-    for node in matches[0].nodes[0].graph.nodes:  # what depends on any of them, in graph order
-        if node in made or reached.intersection(node.all_input_nodes):
-            reached.add(node)
-    for match in matches:
-        others = made.difference(match.nodes)
-        after = _after(others, match.nodes[0].graph)
-        if after.intersection(match.nodes):
-            raise MisfitError(
-                "parallel takes branches side by side, and these depend on one another: "
-                + ", ".join(site.path for site in sites),
-                [site.path for site in sites],
-            )
-    first = {id(match.inputs[0].node) for match in matches if match.inputs}
-    if len(first) > 1:
+    graph = matches[0].nodes[0].graph
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    nodes = {node for match in matches for node in match.nodes}
+    paths = [site.path for site in sites]
+    if any(_after(nodes.difference(match.nodes), graph).intersection(match.nodes) for match in matches):
         raise MisfitError(
-            "parallel takes branches of one common input, and the first inputs of these differ: "
-            + ", ".join(site.path for site in sites),
-            [site.path for site in sites],
+            f"parallel takes branches side by side, and these depend on one another: {', '.join(paths)}", paths
         )
+    if len({match.inputs[0].node for match in matches if match.inputs}) > 1:
+        raise MisfitError(
+            f"parallel takes branches of one input, and the first inputs of these differ: {', '.join(paths)}", paths
+        )
+    inputs = dict.fromkeys(operand for match in matches for operand in match.inputs)
     outputs = tuple(node for match in matches for node in match.outputs)
-    return Match(nodes, tuple(inputs), {}, outputs)
+    return Match(tuple(sorted(nodes, key=place.__getitem__)), tuple(inputs), {}, outputs)
 
 
 def _after(nodes: set[fx.Node], graph: fx.Graph) -> set[fx.Node]:

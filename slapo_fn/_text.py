@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import re
+import types
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -87,6 +88,8 @@ def short(value: object) -> str:
         return f"{type(value).__name__}(…)"
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__
     if callable(value):
         return (
             str(getattr(value, "__qualname__", type(value).__name__)).removeprefix("<locals>.").split("<locals>.")[-1]

@@ -149,6 +149,7 @@ def _recorded(work: Work[nn.Module]) -> Plan:
         for number, entry in enumerate(work.schedule)
         if (places := entry.selector.rule.left_out(work.given))
     ]
+    left_out += [(n, one) for n, entry in enumerate(work.schedule) for one in entry.selector.rule.remarks(work.given)]
     skipped: dict[tuple[int, str], list[str]] = {}
     for number, path, reason in work.skipped:
         skipped.setdefault((number, reason), []).append(path)

@@ -16,7 +16,7 @@ from .._fork import Fork
 from .._relink import relink_within
 from .._rules import Site
 from .._sources import Source
-from .._subgraph import is_part
+from .._subgraph import Subgraph
 from .._text import what
 from .._weights import clone_rest, fill
 from ..errors import ArgumentError, MisfitError
@@ -111,7 +111,7 @@ def replace(
 def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
     """Lower one `replace` entry at one place."""
     old = site.module
-    if is_part(old) and not isinstance(args.new, (nn.Module, type)):
+    if isinstance(old, Subgraph) and not isinstance(args.new, (nn.Module, type)):
         return Function(args.new)
     if not isinstance(args.new, nn.Module):
         made = args.new(old)
