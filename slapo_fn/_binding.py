@@ -77,6 +77,11 @@ class Binding:
             f"{self.pattern!r} can be bound in too many ways from {anchor.name}: make it smaller, or its operands distinct"
         )
 
+    def place(self) -> tuple[int, int]:
+        """Where the match begins and ends, reads of sizes left aside."""
+        places = [self.index.position[node] for node in self.taken or self.nodes]
+        return min(places), max(places)
+
     def _take(self, wanted: Any, given: Any, todo: Todo, later: Todo) -> tuple[Todo, Todo] | None:
         """Let one part of the pattern be one value; gives what is left to do, None if it cannot be."""
         if type(wanted) is tuple:

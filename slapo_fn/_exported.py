@@ -120,6 +120,9 @@ def export_forward(module: nn.Module, path: str, example: Example, settings: Any
 class Example:
     """Arguments of a model, by which forwards in it are traced; a value of its own, for tensors do not compare."""
 
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.args, self.kwargs = args, dict(kwargs)
 

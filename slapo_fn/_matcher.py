@@ -1,10 +1,10 @@
 """Find places inside a forward: where a pattern matches, or single operations by what they call.
 
-Matches do not overlap. They are taken in the order of their first nodes; one that overlaps an earlier one is bound anew without
-its nodes, and told about if that fails. What is matched can be replaced by one call: nothing outside uses a value of it but its
-outputs, no value of it comes back into it through the outside, and nothing outside writes into a tensor in between. Reads of a
-size, a dtype or a device are no part of that: they may be shared with code outside, and are taken along where nothing else uses
-them.
+Matches do not overlap. They are taken in the order of their first operations, reads of sizes left aside; one that overlaps an
+earlier one is bound anew without its nodes, and told about if that fails. What is matched can be replaced by one call: nothing
+outside uses a value of it but its outputs, no value of it comes back into it through the outside, and nothing outside writes into
+a tensor in between. Reads of a size, a dtype or a device are no part of that: they may be shared with code outside, and are taken
+along where nothing else uses them.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -77,25 +77,27 @@ def find_matches(pattern: PatternGraph, graph: fx.Graph, owner: nn.Module) -> Ma
     """
     index = Index(graph, owner)
     search = Search(pattern, index)
-    bound: list[tuple[int, int, Binding, fx.Node]] = []
+    bound: list[tuple[Binding, fx.Node]] = []
     for anchor in search.anchors():
         binding = Binding(search)
         if binding.find(anchor):
-            bound.append((index.position[binding.nodes[0]], index.position[binding.nodes[-1]], binding, anchor))
-    found: list[Match] = []
+            bound.append((binding, anchor))
+    found: list[tuple[int, int, Match]] = []
     overlapping: list[Match] = []
     taken: set[fx.Node] = set()
-    for _, _, binding, anchor in sorted(bound, key=lambda one: one[:2]):
+    for binding, anchor in sorted(bound, key=lambda one: one[0].place()):
         if not taken.isdisjoint(binding.nodes):
             other = Binding(search, taken)
             if not other.find(anchor) or not taken.isdisjoint(other.nodes):
-                if not taken.issuperset(binding.nodes) or not any(set(one.nodes) == {*binding.nodes} for one in found):
+                if all(
+                    {*one.nodes} != {*binding.nodes} for _, _, one in found
+                ):  # the same place, its outputs exchanged
                     overlapping.append(_match(pattern, binding, index))
                 continue
             binding = other
         taken.update(binding.nodes)
-        found.append(_match(pattern, binding, index))
-    return Matches(sorted(found, key=lambda one: index.position[one.nodes[0]]), overlapping)
+        found.append((*binding.place(), _match(pattern, binding, index)))
+    return Matches([match for _, _, match in sorted(found, key=lambda one: one[:2])], overlapping)
 
 
 def _match(pattern: PatternGraph, binding: Binding, index: Index) -> Match:

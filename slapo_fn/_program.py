@@ -38,6 +38,11 @@ class Program:
         settings: How it was traced.
     """
 
+    graphs: tuple[fx.Graph, ...]
+    inlined: tuple[str, ...]
+    settings: Any
+    functions: tuple[Run, ...]
+
     def __init__(self, graphs: tuple[fx.Graph, ...], inlined: tuple[str, ...] = (), settings: Any = None) -> None:
         self.graphs = graphs
         self.inlined = inlined

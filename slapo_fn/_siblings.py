@@ -69,7 +69,7 @@ class Memo:
 
     def clear(self) -> None:
         self.x: Tensor | None = None
-        self.mode = False
+        self.state: object = None
         self.left: dict[int, Tensor] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,10 +119,10 @@ class Share(nn.Module):
         return sizes[self.index]
 
     def forward(self, x: Tensor) -> Tensor:
-        memo, mode = self.memo, torch.is_grad_enabled()
-        if memo.x is not x or memo.mode is not mode or self.index not in memo.left:
+        memo, state = self.memo, _state(self.fused, x)
+        if memo.x is not x or memo.state != state or self.index not in memo.left:
             outputs: tuple[Tensor, ...] = self.fused(x)
-            memo.x, memo.mode, memo.left = x, mode, dict(enumerate(outputs))
+            memo.x, memo.state, memo.left = x, state, dict(enumerate(outputs))
         taken = memo.left.pop(self.index)
         if not memo.left:
             memo.x = None
@@ -130,6 +130,16 @@ class Share(nn.Module):
 
     def extra_repr(self) -> str:
         return f"output {self.index} of a layer that computes {len(self.fused.out_features)}"  # type: ignore[arg-type]
+
+
+def _state(fused: nn.Module, x: Tensor) -> object:
+    """What a layer's result depends on beside its input: what was written since, and what is switched on around it."""
+    kind = x.device.type
+    around = torch.is_grad_enabled(), torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    if torch.compiler.is_compiling():
+        return around
+    held = (x, *fused._parameters.values())
+    return around, [(id(one), one._version) for one in held if one is not None and not one.is_inference()]
 
 
 class Sharing(Forward):

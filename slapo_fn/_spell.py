@@ -173,20 +173,21 @@ def _spelling(op: Op, text: str, target: Any, own: str) -> Spelling:
     if isinstance(target, type):
         places = (0, *places[1:])  # whatever its forward calls the input
     if own and written[:2] == ("other", "input"):
-        names = ("input", "other", *names[2:])  # as torch calls them: ``torch.gt(input, other)`` is ``lt(other, input)``
-    elif own and hasattr(target, "_schema"):
-        schema = [OTHER_NAMES.get(one.name, one.name) for one in target._schema.arguments[: len(names)]]
-        names = (*schema, *names[len(schema) :])
+        names = (
+            "input",
+            "other",
+            *names[2:],
+        )  # as torch calls them: ``torch.gt(input, other)`` is ``lt(other, input)``
+    elif own and (declared := _schema(target)):
+        called = [OTHER_NAMES.get(name, name) for name in declared[0][: len(names)]]
+        names = (*called, *names[len(called) :])
     spare = tuple(MISSING if name in IGNORED else default for name, default in zip(names, defaults, strict=True))
     start = list(op.defaults)
     for place, default in zip(places, defaults, strict=True):
         if place >= 0:
             start[place] = default
     if isinstance(target, type):  # its attributes give what its forward does not take
-        start = [
-            None if value is MISSING and at not in places else value
-            for at, value in enumerate(start)
-        ]
+        start = [None if value is MISSING and at not in places else value for at, value in enumerate(start)]
     return Spelling(op, text, names, places, spare, tuple(start), rest)
 
 
@@ -194,10 +195,8 @@ def _declared(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
     """A function's own parameters, a module's forward's, or those of an operator's schema; None where none are declared."""
     if target is None or target.__class__.__name__ == "builtin_function_or_method":
         return None
-    if schema := getattr(target, "_schema", None):
-        declared = schema.arguments
-        defaults = [one.default_value if one.has_default_value() else MISSING for one in declared]
-        return tuple(one.name for one in declared), tuple(tuple(d) if isinstance(d, list) else d for d in defaults)
+    if schema := _schema(target):
+        return schema
     try:
         run = getattr(target, "forward") if isinstance(target, type) else target  # noqa: B009
         parameters = [*inspect.signature(run).parameters.values()]
@@ -207,3 +206,12 @@ def _declared(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
         return None
     parameters = parameters[isinstance(target, type) :]
     return tuple(one.name for one in parameters), tuple(one.default for one in parameters)
+
+
+def _schema(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
+    """An operator's names and defaults."""
+    declared: list[Any] | None = getattr(getattr(target, "_schema", None), "arguments", None)
+    if declared is None:
+        return None
+    defaults = [one.default_value if one.has_default_value() else MISSING for one in declared]
+    return tuple(str(one.name) for one in declared), tuple(tuple(d) if type(d) is list else d for d in defaults)

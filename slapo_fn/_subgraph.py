@@ -52,7 +52,7 @@ class Subgraph(nn.Module):
             inputs=tuple(map(_named, first.inputs)),
             outputs=len(first.outputs),
         )
-        self.training = owner.training
+        self.train(owner.training)
 
     owner: nn.Module
     scope: nn.Module

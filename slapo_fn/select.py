@@ -39,7 +39,7 @@ def select(
         pattern: A path with holes: ``*`` one segment, ``**`` any number (none included), ``{q,k,v}_proj`` alternatives,
             ``h.[0:6]``, ``h.[::2]``, ``layer[1-3]`` numbers. It is anchored at both ends. A list is the union, and each
             of its patterns has to match; a compiled ``re.Pattern`` is a full match. Or a selector, such as those of
-            `where`, `pattern` and `calls`.
+            `where`, `pattern` and `calls`; to the latter give the type `Subgraph`, for completion.
         type: Only modules of this class. A subclass counts where it inherits ``forward`` unchanged.
         subclasses: Whether a subclass counts that overrides ``forward``, too.
 
@@ -70,7 +70,10 @@ def select(
             if isinstance(model, str)
             else f"select looks modules up on a model or in a selection, not in {what(model)}"
         )
-    return look_up(model, inner)
+    found = look_up(model, inner)
+    if strange := [site for site in found if isinstance(pattern, Selector) and not isinstance(site.module, type)]:
+        raise ArgumentError(f"{strange[0].path} is a {strange[0].module.__class__.__name__}, not a {type.__name__}")
+    return found
 
 
 def where(

@@ -79,6 +79,8 @@ class Formula(nn.Module):
         tensor([0., 0.])
     """
 
+    name: str
+
     def __init__(self, function: Function, name: str | None = None) -> None:
         super().__init__()
         self.function = function
@@ -106,6 +108,8 @@ class XIELU(nn.Module):
         torch.Size([1])
     """
 
+    alpha_p: nn.Parameter
+    alpha_n: nn.Parameter
     beta: Tensor
     eps: Tensor
 

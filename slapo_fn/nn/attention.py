@@ -119,6 +119,10 @@ class Attention(nn.Module):
         torch.Size([1, 2, 4, 4])
     """
 
+    causal: bool
+    scale: float | None
+    qkv: FusedQKV
+
     def __init__(
         self,
         hidden: int,

@@ -40,6 +40,7 @@ class HFAttention(nn.Module):
         (torch.Size([1, 3, 8]), None)
     """
 
+    is_causal: bool
     weight_map: WeightMap | None = None
 
     def __init__(

@@ -37,6 +37,9 @@ class FusedLinear(nn.Module):
         torch.Size([2, 8])
     """
 
+    in_features: int
+    out_features: tuple[int, ...]
+    weight: Tensor
     weight_map: WeightMap | None = None
     bias: nn.Parameter | None
 
@@ -162,6 +165,11 @@ class LinearActivation(nn.Module):
         tensor(True)
     """
 
+    in_features: int
+    out_features: int
+    weight: Tensor
+    activation: nn.Module
+    dropout: nn.Dropout
     bias: nn.Parameter | None
 
     def __init__(

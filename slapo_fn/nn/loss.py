@@ -93,6 +93,8 @@ class LinearCrossEntropy(nn.Module):
         torch.Size([])
     """
 
+    options: Options
+    weight: Tensor
     bias: nn.Parameter | None
 
     def __init__(

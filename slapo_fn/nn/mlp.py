@@ -36,6 +36,7 @@ class FusedMLP(nn.Module):
         torch.Size([2, 3, 4])
     """
 
+    activation: nn.Module
     weight_map: WeightMap | None = None
 
     def __init__(
@@ -122,6 +123,8 @@ class GatedMLP(nn.Module):
         torch.Size([2, 3, 4])
     """
 
+    gate_up: FusedLinear
+    activation: nn.Module
     weight_map: WeightMap | None = None
 
     def __init__(

@@ -32,6 +32,7 @@ class BiasDropoutResidualNorm(nn.Module):
         torch.Size([2, 3, 4])
     """
 
+    norm: nn.Module
     bias: nn.Parameter | None
 
     def __init__(

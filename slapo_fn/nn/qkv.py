@@ -42,6 +42,12 @@ class FusedQKV(nn.Module):
         (torch.Size([1, 4, 3, 2]), torch.Size([1, 2, 3, 2]))
     """
 
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    out_features: tuple[int, int, int]
+    weight: Tensor
     weight_map: WeightMap | None = None
     bias: nn.Parameter | None
 

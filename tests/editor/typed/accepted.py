@@ -22,6 +22,7 @@ from slapo_fn import (
     Selection,
     Selector,
     Site,
+    Subgraph,
     Step,
     Target,
     Traits,
@@ -147,7 +148,29 @@ def replacing(model: GPT2LMHeadModel, sch: Schedule) -> None:
     sch = slapo.replace(sch, GPT2MLP, nn.Linear(1, 1), weights="inherit", inherit=False)
     sch = slapo.replace(sch, GPT2MLP, nn.Linear(1, 1), weights={"weight": "c_fc.weight"}, untie=True)
     sch = slapo.replace(sch, GPT2MLP, nn.Linear(1, 1), weights="fresh", share=True)
+    sch = slapo.replace(sch, GPT2MLP, nn.Linear(1, 1), weights={"weight": slapo.cat("q.weight", "k.weight")})
     assert_type(sch, Schedule)
+
+
+def looking_inside(model: GPT2LMHeadModel, sch: Schedule) -> None:
+    chain = slapo.pattern(torch.relu, within="**.mlp")
+    assert_type(chain, Selector[Subgraph])
+    assert_type(slapo.calls("view", where=lambda node: node.op == "call_method"), Selector[Subgraph])
+    assert_type(slapo.parallel(chain), Selector[Subgraph])
+    assert_type(slapo.select(model, chain, Subgraph), Selection[Subgraph])
+    assert_type(slapo.select(model, chain, Subgraph)[0].module.calls, tuple[nn.Module, ...])
+    sch = slapo.replace(sch, chain, nn.ReLU(), name="relu", constants={"inplace": True})
+    sch = slapo.replace(sch, chain, slapo.nn.Function(torch.relu))
+    sch = slapo.fuse(sch, chain, lambda old: assert_type(old, Subgraph).calls[0])
+    sch = slapo.fuse(sch, slapo.select(model, chain, Subgraph)[::2], backend="eager", name="fast")
+    sch = slapo.fuse(sch, "**.{q,k,v}_proj", name="qkv")
+    sch = slapo.decompose(sch, nn.Linear)
+    sch = slapo.checkpoint(sch, chain)
+    sch = slapo.trace(sch, GPT2MLP, flat=True, depth=2, leaves=("*.act", nn.Linear), constants={"mask": None})
+    sch = slapo.trace(sch, "", recursive=True, leaves="h.*", example=(torch.ones(1),))
+    assert_type(slapo.to_original(slapo.apply(model, sch)), dict[str, Any])
+    assert_type(slapo.from_original(model, "model.safetensors", strict=False).missing, tuple[str, ...])
+    assert_type(slapo.graph_of(model), slapo.Program)
 
 
 def see(path: str, output: object) -> None:

@@ -109,6 +109,19 @@ def building(model: GPT2LMHeadModel, sch: Schedule, blocks: Selection[GPT2Block]
     slapo.compile(sch, blocks, True)  # E
     slapo.compile(sch, blocks, backend=3)  # E
     slapo.compile(sch, blocks, options=["trace"])  # E
+    slapo.fuse(sch, blocks, 3)  # E
+    slapo.fuse(sch, blocks, needs_mlp)  # E
+    slapo.fuse(sch, blocks, backends="eager")  # E
+    slapo.fuse(sch)  # E
+    slapo.decompose(sch)  # E
+    slapo.trace(sch, blocks, flat="yes")  # E
+    slapo.trace(sch, blocks, leaves=3)  # E
+    slapo.trace(sch, blocks, constants=["mask"])  # E
+    slapo.pattern(3)  # E
+    slapo.pattern(torch.relu, 3)  # E
+    slapo.calls(3)  # E
+    slapo.parallel("h.*")  # E
+    slapo.to_original(3)  # E
     slapo.cast(sch, blocks)  # E
     slapo.cast(sch, blocks, "bfloat16")  # E
     slapo.cast(sch, blocks, torch.Tensor)  # E
