@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
 from ._binding import Binding
@@ -19,6 +20,8 @@ from ._reading import ANYTHING, HOLES, Free, Input, Ref, Step
 from ._search import Search
 from ._spell import lookup
 from ._text import count, short
+
+TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class Near(NamedTuple):
@@ -63,7 +66,7 @@ def _near(search: Search, step: Step, node: fx.Node, near: Mapping[tuple[int, An
         fit = _laid(search, tuple(wanted), tuple(given), near, there, wrong)
         if not fit:
             wrong[step.number] = _differ(search, step, node)
-        elif search.index.forms[node].key == step.key and node not in search.index.named.get(step.key, [node]):
+        elif search.index.forms[node].key == step.key and node not in search.index.named.get(step.key, []):
             wrong[step.number] = f"`{node.name}` writes in place into what others may see{place(node)}"
         elif outside := _outside(search, step, node):
             wrong[step.number] = outside
@@ -112,8 +115,10 @@ def _after(search: Search, step: Step, node: fx.Node) -> str:
     ref = search.pattern.refs[step.number]
     following = next((one for one in search.pattern.steps if ref in one.args), None)
     users = [user for user in node.users if user in search.index.forms]
-    has = ", ".join(show_node(search.index, user) + place(user) for user in users[:3]) or "returns it"
-    return f"the pattern has {show_step(following)} and the forward has {has}" if following else "nothing else is there"
+    if following is None:
+        return "nothing else is there"
+    has = ", ".join(show_node(search.index, user) + place(user) for user in users[:3])
+    return f"the pattern has {show_step(following)} and the forward {f'has {has}' if has else 'goes on with nothing'}"
 
 
 def _differ(search: Search, step: Step, given: Any) -> str:
@@ -149,7 +154,7 @@ def _named(value: Any) -> str:
 def show_step(step: Step) -> str:
     """An operation of a pattern, in short: ``mul(·, 0.044715)``."""
     if step.which is not None:
-        return f"call_module({step.which if isinstance(step.which, type) else repr(step.which)}, …)"
+        return f"call_module({short(step.which)}, …)"
     return _call(step.key, step.args)
 
 
@@ -181,5 +186,7 @@ def _shown(value: Any) -> str:
 
 def place(node: fx.Node) -> str:
     """Where the forward's code has a node, if that is known."""
-    lines = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
+    lines = [
+        one for one in re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "") if not one[0].startswith(TORCH)
+    ]
     return f" at {os.path.basename(lines[-1][0])}:{lines[-1][1]}" if lines else ""

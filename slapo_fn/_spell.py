@@ -213,5 +213,8 @@ def _schema(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]] | None:
     declared: list[Any] | None = getattr(getattr(target, "_schema", None), "arguments", None)
     if declared is None:
         return None
-    defaults = [one.default_value if one.has_default_value() else MISSING for one in declared]
-    return tuple(str(one.name) for one in declared), tuple(tuple(d) if type(d) is list else d for d in defaults)
+    defaults: list[Any] = []
+    for one in declared:
+        default: Any = one.default_value if one.has_default_value() else MISSING
+        defaults.append((*default,) if type(default) is list else default)
+    return tuple(str(one.name) for one in declared), tuple(defaults)
