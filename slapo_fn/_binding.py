@@ -17,6 +17,7 @@ from .errors import PatternError
 
 MOST_STEPS = 100_000  # bound from one node
 MOST_RESULTS = 64  # bindings from one node that are then found to have a value used outside
+BOUND = (Input, Free, Weight, Ref)
 Todo = Any  # a linked list: (wanted, given, rest) or None
 
 
@@ -86,17 +87,16 @@ class Binding:
         """Let one part of the pattern be one value; gives what is left to do, None if it cannot be."""
         if type(wanted) is tuple:
             return _push((wanted, given), todo), later
-        if isinstance(wanted, (Input, Free, Weight, Ref)) and wanted in self.bound:
+        if type(wanted) not in BOUND:
+            return todo, later  # a constant, which `could` has compared
+        if wanted in self.bound:
             if equal(self.bound[wanted], given):
                 return todo, later
             if not (isinstance(wanted, Ref) and self.pattern.steps[wanted.number].cheap):
                 self.refused = ("twice", wanted, (self.bound[wanted], given))
                 return None
-        if not self.search.fits(wanted, given):
-            return None
-        if isinstance(wanted, (Input, Free, Weight)):
+        if type(wanted) is not Ref:
             self._bind(wanted, given)
-        if not isinstance(wanted, Ref):
             return todo, later
         step = self.pattern.steps[wanted.number]
         if given in self.taken or given in self.forbidden:
@@ -105,6 +105,8 @@ class Binding:
             self._bind(wanted, given)
             if not step.cheap:
                 self.taken.add(given)
+        if step.swaps is None:
+            return _push(self.search.pair(step, given), todo), later
         ways = self._open(step, given)
         if len(ways) > 1 and not _symmetric(step):
             return todo, ((step, given), later)

@@ -33,6 +33,7 @@ class Attr:
         return self.name == "training" or self.name.endswith(".training")
 
 
+Mend = Callable[[Op, Spelling | None, list[Any]], None]
 Leaf = Callable[[str, Any], Any]  # what stands for a module's tensor or its training flag
 
 
@@ -44,12 +45,14 @@ class Form(NamedTuple):
         op: The operation, if the table has it.
         spelling: How the table spells it.
         bind: Gives the arguments in one order, or None.
+        mends: What writes those arguments in one way that can be written in several.
     """
 
     key: Any
     op: Op | None
     spelling: Spelling | None
     bind: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+    mends: tuple[Mend, ...] = ()
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any], module: nn.Module | None, leaf: Leaf) -> Any:
         """The arguments in one order, those that a module has among them; ``leaf`` is asked for its tensors."""
@@ -59,7 +62,7 @@ class Form(NamedTuple):
             return values if module is None else (values, config(module))
         if module is not None and self.spelling is not None:
             _configured(self.op, self.spelling, values, module, leaf)
-        for mend in _mends(self.op):
+        for mend in self.mends:
             mend(self.op, self.spelling, values)
         return tuple(values)
 
@@ -86,7 +89,7 @@ def _form(kind: str, target: Any) -> Form:
     where = spellings.get(kind, table.modules)
     spelling = where.get(_origin(target, where) if kind == "call_module" else target)
     if spelling is not None:
-        return Form(spelling.op.name, spelling.op, spelling, spelling.bind)
+        return Form(spelling.op.name, spelling.op, spelling, spelling.bind, _mends(spelling.op))
     if kind == "call_method":
         function = getattr(torch, target, None)
         if not (callable(function) and hasattr(torch.Tensor, target)):
@@ -187,6 +190,8 @@ def plain(value: Any, leaf: Callable[[Any], Any] | None = None) -> Any:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two constants are equal; ``2`` is ``2.0``, ``True`` is not ``1``, ``nan`` is ``nan``."""
+    if type(one) is type(other) and type(one) in (str, int, bool):
+        return bool(one == other)
     if isinstance(one, bool) is not isinstance(other, bool):
         return False
     if isinstance(one, tuple) or isinstance(other, tuple):
@@ -237,10 +242,7 @@ def called_with(kind: Any) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
 
 # ---- arguments that are written in several ways
 
-Mend = Callable[[Op, Spelling | None, list[Any]], None]
 
-
-@lru_cache(maxsize=1024)
 def _mends(op: Op) -> tuple[Mend, ...]:
     found: list[Mend] = []
     if any(name in op.parameters for name in (*WINDOWS, "dim", "normalized_shape")):

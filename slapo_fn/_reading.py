@@ -218,7 +218,11 @@ class _Reader:
         values = read.read(args, kwargs, module, lambda name, value: self.leaf(f"{node.target}.{name}", value))
         if read.spelling is not None and module is None and "training" in read.spelling.op.parameters:
             at = read.spelling.op.parameters.index("training")
-            if isinstance(values[at], bool) and (self.tracer.is_module or values[at] is read.spelling.start[at]):
+            if (
+                len(values) > at
+                and isinstance(values[at], bool)
+                and (self.tracer.is_module or values[at] is read.spelling.start[at])
+            ):
                 values = (*values[:at], ANYTHING, *values[at + 1 :])
         return read, values
 

@@ -64,10 +64,22 @@ class Search:
         self.compared += 1
         if not (step.output or step.cheap) and self.index.users(node) != step.users:
             return False
-        return any(all(map(self.fits, *pair)) for pair in self.ways(step, node))
+        wanted, given = self.pair(step, node)
+        if len(wanted) != len(given):
+            return False
+        return all(map(self.fits, wanted, given)) or (
+            step.swaps is not None and all(map(self.fits, wanted, crossed(step.swaps, given)))
+        )
 
     def ways(self, step: Step, node: fx.Node) -> list[tuple[Any, Any]]:
         """A step's arguments beside a node's, and once more with two of them exchanged."""
+        wanted, given = self.pair(step, node)
+        if len(wanted) != len(given):
+            return []
+        return [(wanted, given)] if step.swaps is None else [(wanted, given), (wanted, crossed(step.swaps, given))]
+
+    def pair(self, step: Step, node: fx.Node) -> tuple[Any, Any]:
+        """A step's arguments beside a node's."""
         wanted, given = step.args, self.index.args(node)
         if step.which is not None:
             kind: Any = type(self.index.modules[node])
@@ -78,14 +90,7 @@ class Search:
             given = bind(*raw)
             if wanted is None or given is None:
                 wanted, given = args + tuple(kwargs), (*raw[0], *sorted(raw[1].items()))
-        if len(wanted) != len(given):
-            return []
-        if step.swaps is None:
-            return [(wanted, given)]
-        first, second = step.swaps
-        crossed = list(given)
-        crossed[first], crossed[second] = given[second], given[first]
-        return [(wanted, given), (wanted, tuple(crossed))]
+        return wanted, given
 
     def fits(self, wanted: Any, given: Any) -> bool:
         """Whether a value could be an argument."""
@@ -106,6 +111,14 @@ class Search:
                 return tensor is not None and same(wanted, tensor)
             return bool(tuple(tensor.shape) == wanted.shape)
         return type(given) is not fx.Node and kind is not Weight and same(wanted, given)
+
+
+def crossed(swaps: tuple[int, int], given: Any) -> Any:
+    """Some arguments with two of them exchanged."""
+    first, second = swaps
+    made = list(given)
+    made[first], made[second] = given[second], given[first]
+    return tuple(made)
 
 
 def _constant(value: Any) -> bool:

@@ -74,20 +74,31 @@ class Spelling(NamedTuple):
             args = (*args[: len(places) - 1], left[0] if whole else tuple(left))
         if len(args) > len(places):
             return None
-        given = [*zip(places, self.spare, args, strict=False)]
-        for name, value in kwargs.items():
-            name = name if name in self.names else OTHER_NAMES.get(name, name)
-            if name in self.names:
-                at = self.names.index(name)
-                given.append((places[at], self.spare[at], value))
-            elif name not in IGNORED:
-                return None
-        for place, spare, value in given:
+        for place, spare, value in zip(places, self.spare, args, strict=False):
             if place >= 0:
                 values[place] = value
             elif spare is not MISSING and spare != value:
                 return None
-        return None if any(value is MISSING for value in values) else values
+        for name, value in kwargs.items():
+            at = self._at(name)
+            if at is None:
+                if name not in IGNORED:
+                    return None
+            elif places[at] >= 0:
+                values[places[at]] = value
+            elif self.spare[at] is not MISSING and self.spare[at] != value:
+                return None
+        for value in values:
+            if value is MISSING:
+                return None
+        return values
+
+    def _at(self, name: str) -> int | None:
+        """Which of the spelling's parameters a keyword means."""
+        for one in (name, OTHER_NAMES.get(name)):
+            if one in self.names:
+                return self.names.index(one)
+        return None
 
 
 class Table(NamedTuple):
