@@ -8,7 +8,9 @@ block.forward   ->   Compiled(block, args)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 from typing_extensions import NamedTuple
 
 from ._forward import Forward
+from ._program import Graphed
 
 
 class CompileArgs(NamedTuple):
@@ -33,19 +36,60 @@ class Compiled(Forward):
 
     rank: ClassVar[int] = 6
 
+    args: CompileArgs
+
     def __init__(self, module: nn.Module, args: CompileArgs) -> None:
         super().__init__(module, args)
-        self.compiled: Callable[..., Any] | None = None
+        self.compiled: dict[Any, Callable[..., Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "compiled": None}
+        return {**self.__dict__, "compiled": {}}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # inside a larger graph there is nothing to compile apart
             return self.call(*args, **kwargs)
-        if self.compiled is None:
-            run = self.inner or type(self.module).forward.__get__(self.module)
-            options = self.args.options
-            settings: dict[str, Any] = {**self.args._asdict(), "options": None if options is None else dict(options)}
-            self.compiled = torch.compile(run, **settings)
-        return self.compiled(*args, **kwargs)
+        run = self._run()
+        key = getattr(run, "__func__", run)
+        if key not in self.compiled:
+            settings: dict[str, Any] = {**self.args._asdict(), "mode": None, "options": self._options()}
+            self.compiled[key] = torch.compile(run, **settings)
+        return self.compiled[key](*args, **kwargs)
+
+    def _run(self) -> Callable[..., Any]:
+        """What is compiled: a function bound to what it is of, with code that no other kind of module shares.
+
+        torch counts compilations by code, and gives up after some; so modules of different classes need code of their own.
+        """
+        inner, kind = self.inner, type(self.module)
+        around = self.module if inner is None else inner
+        if isinstance(around, Graphed):
+            return around.run()
+        if inner is None:
+            return types.MethodType(kind.forward, self.module)
+        if isinstance(inner, Forward):
+            return types.MethodType(_own_code(type(inner).__call__, kind), inner)
+        return inner
+
+    def _options(self) -> dict[str, Any]:
+        options = dict(self.args.options or ())
+        if self.args.mode is not None:
+            options = dict(torch._inductor.list_mode_options(self.args.mode))
+        return {"guard_filter_fn": _without_layers, **options}
+
+
+def _without_layers(guards: Sequence[Any]) -> list[bool]:
+    """Which guards are kept: a layer is told by its class and by what it holds, and not by its identity, so that equal blocks
+    with layers inside are compiled once.
+    """
+    identity = ("CLOSURE_MATCH", "FUNCTION_MATCH", "ID_MATCH")
+    return [guard.guard_type not in identity or not isinstance(guard.value, Forward) for guard in guards]
+
+
+@functools.lru_cache(maxsize=256)
+def _own_code(function: Any, kind: type) -> types.FunctionType:
+    code = function.__code__.replace(co_name=f"{kind.__name__}.forward")
+    made = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from ._find import ANY_NUMBER, spelled
 from ._forward import refuse_scripted
 from ._glob import parse
+from ._siblings import Share
 from ._text import fold, what
 from ._tree import join
-from .errors import ArgumentError, ParameterNameError, PatternError
+from .errors import ArgumentError, MisfitError, ParameterNameError, PatternError
 
 
 def checked_names(names: str) -> str:
@@ -35,8 +36,11 @@ def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[st
     """The tensors below a module whose dotted names match: ``(dotted name, its module, its own name, tensor)``.
 
     Raises:
+        MisfitError: The module is a part of a fused one.
         ParameterNameError: None does, though a name was asked for.
     """
+    if isinstance(module, Share):
+        raise MisfitError(f"{path} is a part of a fused layer and has no weights of its own: select the fused layer", [path])
     glob = parse(names)
     known: list[str] = []
     met = False

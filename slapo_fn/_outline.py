@@ -47,6 +47,7 @@ class Outline:
         self.homes: list[tuple[nn.Module, str, nn.Module, Subgraph]] = []
         self.orders: dict[int, tuple[nn.Module, list[str]]] = {}
         self.numbers: dict[str, int] = {}
+        self.made: dict[int, str] = {}
         for number, graph in enumerate(program.graphs):
             self._draw(graph, number)
         self._move()
@@ -83,7 +84,7 @@ class Outline:
                     self.tree.touch(parent)
                     self.orders.setdefault(id(parent), (parent, [*parent._modules]))
                     self.homes.append((parent, last, child, part))
-                    del parent._modules[last]
+                    vars(parent)[last] = parent._modules.pop(last)  # it is found there while the pass works on the part
                     _holder(part, path)._modules[last] = child
             self.owner._modules[name] = part
         self.tree.refresh(self.owner)
@@ -111,6 +112,7 @@ class Outline:
             else:
                 call.target = name
         del self.parts[old]
+        self.made[id(part)] = name
         if isinstance(new, Function):
             del self.owner._modules[old]
             return path
@@ -121,11 +123,16 @@ class Outline:
     def close(self) -> None:
         """Give modules that are still called their old names, and let the owner run what has come of its forward."""
         kept = {id(part) for part in self.parts.values()}
+        stands_for: dict[tuple[int, str], str] = {}
         for parent, last, child, part in self.homes:
+            del vars(parent)[last]
             if id(part) in kept:
                 parent._modules[last] = child
+            elif parent is self.owner and id(part) in self.made:
+                stands_for[id(parent), last] = self.made[id(part)]
         for parent, names in self.orders.values():
-            for name in [*names, *(name for name in parent._modules if name not in names)]:
+            wanted = [stands_for.get((id(parent), name), name) for name in names]
+            for name in dict.fromkeys([*wanted, *parent._modules]):
                 if name in parent._modules:
                     parent._modules[name] = parent._modules.pop(name)
         for part in self.parts.values():

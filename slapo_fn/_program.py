@@ -66,6 +66,14 @@ class Program:
         return "\n\n".join(source(graph) for graph in self.graphs)
 
 
+class Graphed:
+    """What runs a program: it gives the function of its graph, bound to what that looks its names up on."""
+
+    def run(self) -> types.MethodType:
+        """The function for the mode that the module is in."""
+        raise NotImplementedError
+
+
 class Helper:
     """A callable that a graph calls and that is no function; it has the name that the graph's code gives it."""
 

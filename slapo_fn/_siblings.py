@@ -84,6 +84,7 @@ class Share(nn.Module):
         index: Which of its outputs this is.
     """
 
+    is_trace_leaf = True
     fused: nn.Module
     memo: Memo
     index: int
@@ -201,7 +202,10 @@ def fuse_siblings(tree: Tree, parent: nn.Module, names: Sequence[str], fused: nn
     for child, share in zip(old, shares, strict=True):
         assert child is not None
         tree.put(child, share)
+    order = list(parent._modules)
     parent._modules[name] = fused
+    for one in order[order.index(names[0]) :]:  # it stands before the first of them, where its weights were
+        parent._modules[one] = parent._modules.pop(one)
     fused.train(parent.training)
     known = [layer.args for layer in layers(parent) if isinstance(layer, Sharing)]
     wrap(parent, Sharing(parent, (*(known[0] if known else ()), memo)))

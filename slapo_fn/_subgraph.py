@@ -9,13 +9,14 @@ def forward(self, x):                          def forward(self, x):
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from torch import fx, nn
 
 from ._matcher import Match, Operand
-from ._program import Program
+from ._program import Graphed, Program
 from ._text import count, short
 from .errors import MisfitError
 from .nn.function import Function
@@ -25,7 +26,7 @@ HOOKS_IN = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_h
 HOOKS_OUT = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
-class Subgraph(nn.Module):
+class Subgraph(nn.Module, Graphed):
     """Some operations of a module's forward, that a pattern has found.
 
     Attributes:
@@ -54,6 +55,7 @@ class Subgraph(nn.Module):
         )
         self.train(owner.training)
 
+    is_trace_leaf = True
     owner: nn.Module
     scope: nn.Module
     matches: Matches
@@ -81,10 +83,15 @@ class Subgraph(nn.Module):
         shown = self.ops if len(self.ops) < 5 else (*self.ops[:2], "…", self.ops[-1])
         return "+".join(shown)
 
+    def run(self) -> types.MethodType:
+        """The function of the graph for the mode that the owner is in, bound to what it looks its names up on."""
+        functions = self.program.functions
+        return types.MethodType(functions[0 if self.scope.training or len(functions) == 1 else 1], self.scope)
+
     def forward(self, *args: Any) -> Any:
         functions = self.program.functions
-        run = functions[0 if self.scope.training or len(functions) == 1 else 1]
-        return run(self.scope, *args)
+        function = functions[0 if self.scope.training or len(functions) == 1 else 1]
+        return function(self.scope, *args)
 
     def settle(self) -> None:
         """Forget what only the pass needs, and look modules up on the owner from now on."""

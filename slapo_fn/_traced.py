@@ -5,26 +5,34 @@ block.forward   ->   Traced(block, program)
 
 from __future__ import annotations
 
+import types
 from typing import Any, ClassVar
 
 from torch import nn
 
 from ._forward import Forward, layers, wrap
-from ._program import Program
+from ._program import Graphed, Program, Run
 from .errors import TraceError
 
 
-class Traced(Forward):
+class Traced(Forward, Graphed):
     """The innermost layer: it runs a program in the place of the class's forward."""
 
     rank: ClassVar[int] = -1
 
     args: Program
 
+    def run(self) -> types.MethodType:
+        """The function of the graph for the mode that the module is in, bound to the module."""
+        return types.MethodType(self._function(), self.module)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function()(self.module, *args, **kwargs)
+
+    def _function(self) -> Run:
         functions = self.args.functions
         if len(functions) == 1:
-            return functions[0](self.module, *args, **kwargs)
+            return functions[0]
         training = self.module.training
         for path in self.args.inlined:
             if self.module.get_submodule(path).training is not training:
@@ -33,7 +41,7 @@ class Traced(Forward):
                     "on the whole, or trace it as a leaf",
                     [path],
                 )
-        return functions[0 if training else 1](self.module, *args, **kwargs)
+        return functions[0 if training else 1]
 
 
 def program_of(module: nn.Module) -> Program | None:

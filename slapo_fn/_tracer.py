@@ -87,6 +87,7 @@ class ForwardTracer(fx.Tracer):
             (depth is not None and self.level >= depth)
             or super().is_leaf_module(m, module_qualified_name)
             or id(m) in self.leaves
+            or getattr(type(m), "is_trace_leaf", False)
             or has_hooks(m)
             or (own is not None and not isinstance(own, Traced))
             or isinstance(m, torch.jit.ScriptModule)
