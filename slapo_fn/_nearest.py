@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ._binding import Binding
-from ._calls import Attr
+from ._calls import Attr, plain
 from ._index import Index
 from ._reading import ANYTHING, HOLES, Free, Input, Ref, Step
 from ._search import Search
@@ -155,19 +155,26 @@ def show_step(step: Step) -> str:
     """An operation of a pattern, in short: ``mul(·, 0.044715)``."""
     if step.which is not None:
         return f"call_module({short(step.which)}, …)"
-    return _call(step.key, step.args)
+    return _call(step.key, step.args if step.key in lookup().ops else _written(plain(step.node.args), step.node.kwargs))
 
 
 def show_node(index: Index, node: fx.Node) -> str:
     """An operation of a forward, in short; what is no operation, by its name."""
     if node not in index.forms:
         return f"`{node.name}`"
-    return _call(index.forms[node].key, index.args(node)) + (f" of `{node.target}`" if node in index.modules else "")
+    known = index.forms[node].op is not None
+    shown = _call(index.forms[node].key, index.args(node) if known else _written(*index.raw(node)))
+    return shown + (f" of `{node.target}`" if node in index.modules else "")
+
+
+def _written(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a call that the table does not know, those by name last."""
+    return (*args, *(plain(value) for value in kwargs.values()))
 
 
 def _call(key: Any, args: Any) -> str:
     name = key if isinstance(key, str) else key[-1] if type(key) is tuple else getattr(key, "__name__", str(key))
-    shown = [*args] if type(args) is tuple else [args]
+    shown = [*args]
     op = lookup().ops.get(name)
     while op and shown and len(shown) > 1 and (shown[-1] is ANYTHING or op.defaults[len(shown) - 1] is shown[-1]):
         shown.pop()

@@ -105,6 +105,22 @@ def test_why(pattern: Any, forward: Any, said: str) -> None:
     assert told == said
 
 
+def test_what_the_table_does_not_know_is_shown_as_it_is_written() -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor, scale: float) -> Tensor:
+            return x * scale
+
+    leaf = type("Leaf", (fx.Tracer,), {"is_leaf_module": lambda self, module, path: True})()
+    model = net(lambda self, x: torch.cumsum(self.own(x, scale=2.0), dim=0), own=Own())
+    graph = leaf.trace(model)
+    told = nearest(read_pattern(lambda x: F.relu(x).cumsum(0)), graph, model)
+    assert told == "matched 1 of 2 operations; the pattern has relu(·) and the forward has Own(·, 2.0) of `own`"
+    told = nearest(read_pattern(lambda x: call_module(Own, x, 2.0).cumsum(1)), graph, model)
+    assert (
+        told == "matched 1 of 2 operations; after `own`, the pattern has cumsum(·, 1) and the forward has cumsum(·, 0)"
+    )
+
+
 def test_modules_by_their_class_and_path() -> None:
     model = net(lambda self, x: F.relu(self.fc(x)), fc=nn.Linear(4, 4))
     assert why(lambda x: F.relu(call_module("proj", x)), model) == (

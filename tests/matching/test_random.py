@@ -114,6 +114,6 @@ def assert_same(graph: fx.Graph, model: nn.Module, match: Any, pattern: Any) -> 
     made: dict[fx.Node, Any] = {}
     x, y = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
     Values(fx.GraphModule(model, graph), graph=graph).run(x, y)
-    given_ = [made[one.node] if one.node is not None else one.value for one in match.inputs]
+    given_ = [made[one.node] if one.node is not None else torch.tensor(one.value) for one in match.inputs]
     for node, result in zip(match.outputs, pattern(*given_), strict=True):
         assert torch.allclose(made[node], result, equal_nan=True)
