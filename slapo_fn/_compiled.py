@@ -67,7 +67,7 @@ class Compiled(Forward):
         if inner is None:
             return types.MethodType(kind.forward, self.module)
         if isinstance(inner, Forward):
-            return types.MethodType(_own_code(type(inner).__call__, kind), inner)
+            return types.MethodType(_own_code(type(inner).__call__, kind.__qualname__), inner)
         return inner
 
     def _options(self) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def _without_layers(guards: Sequence[Any]) -> list[bool]:
 
 
 @functools.lru_cache(maxsize=256)
-def _own_code(function: Any, kind: type) -> types.FunctionType:
-    code = function.__code__.replace(co_name=f"{kind.__name__}.forward")
+def _own_code(function: Any, kind: str) -> types.FunctionType:
+    code = function.__code__.replace(co_name=f"{kind}.forward")
     made = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )

@@ -18,6 +18,7 @@ from ._problems import Problem, raised
 from ._relink import relink
 from ._rng import Rng
 from ._rules import Site
+from ._subgraph import Subgraph
 from ._text import kind, what
 from ._tree import Tree, below, held_collector, join
 from .errors import ArgumentError, MisfitError, NoMatchError, SlapoError
@@ -37,6 +38,7 @@ class Row(NamedTuple):
         aliases: Other paths of the same place.
         module: The module that the entry left there.
         replaced: Whether that is another one than before.
+        is_part: Whether the place is a part of a forward.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Row(NamedTuple):
     aliases: tuple[str, ...]
     module: nn.Module
     replaced: bool
+    is_part: bool = False
 
 
 class Work(Generic[Model]):
@@ -150,7 +153,7 @@ class Work(Generic[Model]):
             after = kind(new)
             if site.children:
                 path, (before, after) = join(path, f"{{{','.join(site.children)}}}"), site.shown
-            self.rows.append(Row(self.number, path, before, after, aliases, new, new is not old))
+            self.rows.append(Row(self.number, path, before, after, aliases, new, new is not old, isinstance(old, Subgraph)))
 
     # ---- the end
 
@@ -202,10 +205,19 @@ class Work(Generic[Model]):
         if self.fork is None or not self.rows:
             return
         try:
-            wanted = {site.path for site in entry.selector.resolve(self.given)}
+            sites = entry.selector.resolve(self.given)
         except SlapoError:
             return
-        took = [row for row in self.rows if any(p == row.path or p.startswith(row.path + ".") for p in wanted)]
+        wanted = {site.path for site in sites}
+        owners = {site.path.rpartition(".")[0] for site in sites if isinstance(site.module, Subgraph)}
+        parts = [row for row in self.rows if row.is_part and row.path.rpartition(".")[0] in owners]
+        took = [row for row in self.rows if _is_above(row.path, wanted)]
+        if parts and not took:
+            error.add_note(
+                f"it matches the model as given, but entry {parts[0].number} ({self.schedule[parts[0].number].name}, written at "
+                f"{self.schedule[parts[0].number].origin}) has taken the operations {parts[0].before} there, as {parts[0].path}"
+            )
+            return
         for number in dict.fromkeys(row.number for row in took if row.before != row.after):
             first = next(row for row in took if row.number == number)
             error.add_note(
@@ -213,6 +225,10 @@ class Work(Generic[Model]):
                 f"{self.schedule[number].origin}) put {first.after} in the place of {first.before} at {first.path}: "
                 "select by path alone, without the class"
             )
+
+
+def _is_above(path: str, wanted: Iterable[str]) -> bool:
+    return any(one == path or one.startswith(path + ".") for one in wanted)
 
 
 def prepare(model: Model, schedule: Iterable[Entry[Any]], *, inplace: bool = False) -> Work[Model]:

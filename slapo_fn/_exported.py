@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
 from ._fork import Fork
-from ._program import Helper, Program
+from ._program import Helper, Program, new_graph
 from ._text import short
 from ._tracer import fixed
 from .errors import TraceError
@@ -190,7 +190,7 @@ def _graph(root: nn.Module, example: Example) -> fx.Graph:
 
 def _rewritten(exported: Any, guards: list[str], signature: inspect.Signature, given: Mapping[str, Any]) -> fx.Graph:
     """The exported graph with the forward's own arguments, and without attributes that only the export's module has."""
-    graph, known = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph, known = new_graph(), dict[fx.Node, fx.Node]()
     arguments: dict[str, fx.Node] = {}
     for name, parameter in signature.parameters.items():
         if parameter.kind is not parameter.VAR_KEYWORD:

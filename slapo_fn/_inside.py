@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import abstractmethod
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from ._matcher import Match, Matches, PatternGraph, by_predicate, by_target, find_matches, nearest
+from ._matcher import Match, Matches, Operand, PatternGraph, by_target, find_matches, nearest
 from ._outline import free_name
 from ._program import Program
 from ._rules import Places, Rule, Site
-from ._subgraph import Subgraph, is_part, op
+from ._subgraph import Subgraph, op
 from ._text import short
 from ._tracer import Settings
 from ._tracing import is_leaf, program_or_trace
@@ -62,7 +63,7 @@ class Within(Rule):
         drawn_out: Places = [  # by an entry before, which kept the part as a module
             Site(join(path, name), child)
             for name, child in module._modules.items()
-            if isinstance(child, Subgraph) and not is_part(child) and self._is_all_of(child, module)
+            if isinstance(child, Subgraph) and self._is_all_of(child, module)
         ]
         return drawn_out + [
             Site(join(path, free_name(module, self.name, numbers)), Subgraph(module, program, matches))
@@ -128,11 +129,8 @@ class Calls(Within):
         return "call"
 
     def find(self, graph: fx.Graph, owner: nn.Module) -> Matches:
-        found = by_target(graph, self.called)
-        if self.predicate is not None:
-            accepted = {match.nodes for match in by_predicate(graph, self.predicate)}
-            found = [match for match in found if match.nodes in accepted]
-        return Matches(found, [])
+        nodes = [match.nodes[0] for match in by_target(graph, self.called)]
+        return Matches([_as_called(node) for node in nodes if self.predicate is None or self.predicate(node)], [])
 
     def __str__(self) -> str:
         which = "" if self.predicate is None else f" where {short(self.predicate)}"
@@ -148,7 +146,7 @@ class Parallel(Rule):
     def resolve(self, root: nn.Module) -> Places:
         groups: dict[int, list[Site[Any]]] = {}
         for site in self.rule.resolve(root):
-            if not is_part(site.module):
+            if not isinstance(site.module, Subgraph):
                 raise MisfitError(f"parallel takes places inside a forward, and {self.rule} gives modules", [site.path])
             groups.setdefault(id(site.module.owner), []).append(site)
         return [_joined(sites) for sites in groups.values()]
@@ -193,6 +191,25 @@ def _after(nodes: set[fx.Node], graph: fx.Graph) -> set[fx.Node]:
         if any(one in nodes or one in found for one in node.all_input_nodes):
             found.add(node)
     return found
+
+
+def _as_called(node: fx.Node) -> Match:
+    """One operation as a place, whose inputs are the call's own arguments, in their order and by their keywords."""
+    inputs = [Operand(one, None, None) if isinstance(one, fx.Node) else Operand(None, None, one) for one in node.args]
+    return Match((node,), tuple(inputs), _said(node), (node,))
+
+
+def _said(node: fx.Node) -> dict[str, Any]:
+    """A call's keywords, but for those that only spell a default out, as torch's functions do when they are traced."""
+    try:
+        parameters = dict(inspect.signature(node.target).parameters) if callable(node.target) else {}
+    except (TypeError, ValueError):
+        parameters = {}
+    return {
+        key: value
+        for key, value in node.kwargs.items()
+        if key not in parameters or isinstance(value, fx.Node) or parameters[key].default != value
+    }
 
 
 def _paired(each: list[list[Match]]) -> list[tuple[Match | None, ...]]:

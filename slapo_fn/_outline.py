@@ -9,6 +9,7 @@ gelu(fc(x))   ->   self.gelu_0(x), a Subgraph that holds fc   ->   self.FusedLin
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from operator import getitem
 from typing import Any
@@ -17,10 +18,10 @@ from torch import fx, nn
 
 from ._forward import layers
 from ._inherit import has_hooks
-from ._matcher import Match
-from ._program import Program, callable_by_name, copied
+from ._matcher import Match, Operand
+from ._program import callable_by_name, copied
 from ._rules import Site
-from ._subgraph import Subgraph, is_part, keywords, outside
+from ._subgraph import Subgraph, keywords, outside
 from ._traced import run_by
 from ._tree import Tree
 from .errors import MisfitError
@@ -37,13 +38,18 @@ class Outline:
 
     def __init__(self, tree: Tree, owner: nn.Module, parts: Mapping[str, Subgraph]) -> None:
         self.tree, self.owner, self.parts = tree, owner, dict(parts)
+        self.again = {name for name, part in parts.items() if part.source is None}
+        for name in self.again:
+            parts[name].reopen()
         program = next(iter(parts.values())).source
         assert program is not None
         if any(part.source is not program for part in parts.values()):
             raise MisfitError("one entry takes the places of one pattern: give each pattern an entry of its own")
         self.program = program
+        if program.constants:
+            run_by(owner, program)
         self.graphs: list[fx.Graph] = []
-        self.calls: dict[str, list[fx.Node]] = {name: [] for name in parts}
+        self.calls: dict[str, list[tuple[fx.Node, Mapping[fx.Node, fx.Node]]]] = {name: [] for name in parts}
         self.homes: list[tuple[nn.Module, str, nn.Module, Subgraph]] = []
         self.orders: dict[int, tuple[nn.Module, list[str]]] = {}
         self.numbers: dict[str, int] = {}
@@ -63,17 +69,22 @@ class Outline:
             if (match := part.matches[number]) is not None:
                 last = place[known[match.nodes[-1]]]
                 unordered |= any(place.get(user, last) < last for one in match.outputs for user in known[one].users)
-                self.calls[name].append(_call(made, match, name, known, values))
+                self.calls[name].append((_call(made, match, name, known, values), values))
         for part in self.parts.values():
             if (match := part.matches[number]) is not None:
                 _erase(made, [known[node] for node in match.nodes])
         if unordered:
             _in_order(made)
+        for call in made.nodes:
+            if call.op == "call_module" and call.target in self.again:
+                self.calls[call.target].append((call, values))
         self.graphs.append(made)
 
     def _move(self) -> None:
         """Let each part hold the modules that only it calls."""
         used = {name.rpartition(".")[0] if kind else name for graph in self.graphs for kind, name in _looked_up(graph)}
+        callers = Counter(path for part in self.parts.values() for path in part.paths)
+        used.update(path for path, count in callers.items() if count > 1)
         self.tree.touch(self.owner)
         for name, part in self.parts.items():
             vars(part)["scope"] = _namespace(self.owner, part)
@@ -86,6 +97,7 @@ class Outline:
                     self.homes.append((parent, last, child, part))
                     vars(parent)[last] = parent._modules.pop(last)  # it is found there while the pass works on the part
                     _holder(part, path)._modules[last] = child
+            vars(part)["is_drawn_out"] = True
             self.owner._modules[name] = part
         self.tree.refresh(self.owner)
 
@@ -105,8 +117,9 @@ class Outline:
         if not isinstance(new, Function):
             self.owner._modules[name] = self.owner._modules.pop(old)
             self.tree.register(new, self.owner, name)
-        for call in self.calls[old]:
-            call.kwargs = given
+        for call, values in self.calls[old]:
+            call.args = call.args[: len(part.inputs)]
+            call.kwargs = {key: _keyword(call, value, values) for key, value in given.items()}
             if isinstance(new, Function):
                 call.op, call.target = "call_function", callable_by_name(new.function, re.sub(r"_\d+$", "", old))
             else:
@@ -139,18 +152,18 @@ class Outline:
             part._modules.clear()
             part.settle()
         self.tree.refresh(self.owner)
-        if kept and len(kept) == len(self.calls) and not any(map(_wrapped, self.parts.values())):
+        if kept and not self.again and len(kept) == len(self.calls) and not any(map(_wrapped, self.parts.values())):
             for name in self.parts:
                 del self.owner._modules[name]
             return
-        run_by(self.owner, Program(tuple(self.graphs), self.program.inlined, self.program.settings))
+        run_by(self.owner, self.program.with_graphs(tuple(self.graphs)))
 
 
 def outlines(tree: Tree, sites: Iterable[Site[nn.Module]]) -> dict[int, Outline]:
     """Draw the parts that an entry's places are out of their forwards; by the owner's ``id``."""
     owners: dict[int, dict[str, Subgraph]] = {}
     for site in sites:
-        if is_part(site.module):
+        if isinstance(site.module, Subgraph):
             name = site.path.rpartition(".")[2]
             owners.setdefault(id(site.module.owner), {})[name] = site.module
     return {key: Outline(tree, next(iter(parts.values())).owner, parts) for key, parts in owners.items()}
@@ -178,7 +191,8 @@ def _call(
             if operand.node is not None:
                 arguments.append(values[operand.node])
             else:
-                arguments.append(graph.get_attr(operand.attribute) if operand.attribute else operand.value)
+                value = fx.map_arg(operand.value, values.__getitem__)
+                arguments.append(graph.get_attr(operand.attribute) if operand.attribute else value)
     declared = [operand.node for operand in match.inputs]
     call.args = (*arguments, *(values[node] for node in outside(match) if node not in declared))
     after, inside = call, {known[node] for node in match.nodes}
@@ -190,6 +204,14 @@ def _call(
         known[output].replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
         values[output] = result
     return call
+
+
+def _keyword(call: fx.Node, value: Any, values: Mapping[fx.Node, fx.Node]) -> Any:
+    """A constant of a pattern as an argument: what a training flag stands for is looked up at each call."""
+    if not isinstance(value, Operand):
+        return fx.map_arg(value, values.__getitem__)
+    with call.graph.inserting_before(call):
+        return call.graph.get_attr(str(value.attribute))
 
 
 def _erase(graph: fx.Graph, nodes: list[fx.Node]) -> None:

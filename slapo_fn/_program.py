@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakValueDictionary, finalize
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.fx.node import map_aggregate
 
@@ -36,21 +36,34 @@ class Program:
         graphs: One graph; or one for training, and one for evaluation.
         inlined: Paths of the modules whose code was drawn into the graph.
         settings: How it was traced.
+        constants: Tensors that the forward took from elsewhere, by the names of the buffers that they become.
     """
 
     graphs: tuple[fx.Graph, ...]
     inlined: tuple[str, ...]
     settings: Any
+    constants: tuple[tuple[str, Tensor], ...]
     functions: tuple[Run, ...]
 
-    def __init__(self, graphs: tuple[fx.Graph, ...], inlined: tuple[str, ...] = (), settings: Any = None) -> None:
+    def __init__(
+        self,
+        graphs: tuple[fx.Graph, ...],
+        inlined: tuple[str, ...] = (),
+        settings: Any = None,
+        constants: tuple[tuple[str, Tensor], ...] = (),
+    ) -> None:
         self.graphs = graphs
+        self.constants = constants
         self.inlined = inlined
         self.settings = settings
         self.functions = tuple(map(compiled, graphs))
 
+    def with_graphs(self, graphs: tuple[fx.Graph, ...]) -> Program:
+        """The same program with other graphs."""
+        return Program(graphs, self.inlined, self.settings, self.constants)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (tuple(map(_rows, self.graphs)), self.inlined, self.settings)
+        return _unpickled, (tuple(map(_rows, self.graphs)), self.inlined, self.settings, self.constants)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         return self
@@ -143,16 +156,18 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return map_aggregate(value, change)
 
 
-def _unpickled(each: tuple[list[Row], ...], inlined: tuple[str, ...], settings: Any) -> Program:
+def _unpickled(
+    each: tuple[list[Row], ...], inlined: tuple[str, ...], settings: Any, constants: tuple[tuple[str, Tensor], ...]
+) -> Program:
     graphs: list[fx.Graph] = []
     for rows in each:
-        graph, known = fx.Graph(), dict[str, fx.Node]()
+        graph, known = new_graph(), dict[str, fx.Node]()
         for op, name, target, args, kwargs in rows:
             found = target.found() if isinstance(target, Operator) else target
             given, keywords = _mapped((args, kwargs), partial(_node, known))
             known[name] = graph.create_node(op, found, given, keywords, name)
         graphs.append(graph)
-    return Program(tuple(graphs), inlined, settings)
+    return Program(tuple(graphs), inlined, settings, constants)
 
 
 def source(graph: fx.Graph) -> str:
@@ -187,9 +202,16 @@ def compiled(graph: fx.Graph) -> Run:
     return made
 
 
+def new_graph() -> fx.Graph:
+    """A graph in whose code no value is called ``self``, which is the module's name there."""
+    graph = fx.Graph()
+    graph._graph_namespace.create_name("self", None)
+    return graph
+
+
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """A copy of a graph to be edited, and which node of it each of the old ones is."""
-    made = fx.Graph(tracer_cls=graph._tracer_cls)
+    made = new_graph()
     known: dict[fx.Node, fx.Node] = {}
     output = made.graph_copy(graph, known)
     last = next(reversed(graph.nodes))

@@ -31,9 +31,9 @@ def relink(tree: Tree, links: Sequence[Link] | None, last: nn.Module | None) -> 
     if not tree.exchanged:
         return
     if links is None:
-        if not any(_referred(one, is_last=one is last) for one in tree.gone):
-            return
-        links = [(module, key) for module, key in _found(tree.first) if tree.holds(module)]
+        looked = any(_referred(one, is_last=one is last) for one in tree.gone)
+        links = [(module, key) for module, key in _found(tree.first) if tree.holds(module)] if looked else []
+    links = [*links, *((module, key) for module, key in tree.links if tree.holds(module))]
     if not links:
         return
     modules = list(below(tree.root))

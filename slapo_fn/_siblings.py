@@ -22,7 +22,7 @@ from ._inverse import over
 from ._lineage import declare
 from ._rules import Places, Rule, Site
 from ._sources import Cat, Source, Transposed, WeightMap, rename, resolved, transposed
-from ._subgraph import is_part
+from ._subgraph import Subgraph
 from ._text import kind
 from ._ties import broken_ties, refuse_open
 from ._tree import Tree, join, own_tensors
@@ -38,7 +38,7 @@ class Grouped(Rule):
 
     def resolve(self, root: nn.Module) -> Places:
         sites = self.rule.resolve(root)
-        if all(is_part(site.module) for site in sites):
+        if all(isinstance(site.module, Subgraph) for site in sites):
             return sites
         parents: dict[str, Site[nn.Module]] = {}
         for path, module in sites:
@@ -49,7 +49,7 @@ class Grouped(Rule):
             site.children = (*site.children, name)
             site.shown = (kind(module), "")
         if alone := [
-            f"{site.path}.{name}" for site in parents.values() for name in site.children if len(site.children) < 2
+            join(site.path, name) for site in parents.values() for name in site.children if len(site.children) < 2
         ]:
             raise NoMatchError(f"{', '.join(alone)}: a layer alone has nothing to be fused with", alone)
         return list(parents.values())
@@ -119,11 +119,11 @@ class Share(nn.Module):
         sizes: Sequence[int] = self.fused.out_features  # type: ignore[assignment]
         return sizes[self.index]
 
-    def forward(self, x: Tensor) -> Tensor:
-        memo, state = self.memo, _state(self.fused, x)
-        if memo.x is not x or memo.state != state or self.index not in memo.left:
-            outputs: tuple[Tensor, ...] = self.fused(x)
-            memo.x, memo.state, memo.left = x, state, dict(enumerate(outputs))
+    def forward(self, input: Tensor) -> Tensor:
+        memo, state = self.memo, _state(self.fused, input)
+        if memo.x is not input or memo.state != state or self.index not in memo.left:
+            outputs: tuple[Tensor, ...] = self.fused(input)
+            memo.x, memo.state, memo.left = input, state, dict(enumerate(outputs))
         taken = memo.left.pop(self.index)
         if not memo.left:
             memo.x = None
@@ -202,6 +202,7 @@ def fuse_siblings(tree: Tree, parent: nn.Module, names: Sequence[str], fused: nn
     for child, share in zip(old, shares, strict=True):
         assert child is not None
         tree.put(child, share)
+        tree.links.append((share, "fused"))
     order = list(parent._modules)
     parent._modules[name] = fused
     for one in order[order.index(names[0]) :]:  # it stands before the first of them, where its weights were

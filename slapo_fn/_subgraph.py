@@ -16,8 +16,9 @@ from typing import Any, TypeGuard
 from torch import fx, nn
 
 from ._matcher import Match, Operand
-from ._program import Graphed, Program
+from ._program import Graphed, Program, new_graph
 from ._text import count, short
+from ._traced import program_of
 from .errors import MisfitError
 from .nn.function import Function
 
@@ -50,6 +51,7 @@ class Subgraph(nn.Module, Graphed):
             paths=tuple(dict.fromkeys(str(node.target) for node in first.nodes if node.op == "call_module")),
             ops=tuple(map(op, first.nodes)),
             constants=dict(first.constants),
+            is_drawn_out=False,
             inputs=tuple(map(_named, first.inputs)),
             outputs=len(first.outputs),
         )
@@ -75,7 +77,8 @@ class Subgraph(nn.Module, Graphed):
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
         """The operations, as `torch.fx` has them."""
-        return next(match.nodes for match in self.matches if match is not None)
+        there = [match for match in self.matches if match is not None]
+        return there[0].nodes if there else tuple(n for n in self.program.graphs[0].nodes if n.op.startswith("call"))
 
     @property
     def kind(self) -> str:
@@ -93,9 +96,15 @@ class Subgraph(nn.Module, Graphed):
         function = functions[0 if self.scope.training or len(functions) == 1 else 1]
         return function(self.scope, *args)
 
+    def reopen(self) -> None:
+        """Be worked on again, after an earlier entry has left the part as a module."""
+        program = program_of(self.owner)
+        assert program is not None
+        vars(self).update(matches=(None,) * len(program.graphs), source=program)
+
     def settle(self) -> None:
         """Forget what only the pass needs, and look modules up on the owner from now on."""
-        vars(self).update(scope=self.owner, matches=(), source=None)
+        vars(self).update(scope=self.owner, matches=(), source=None, is_drawn_out=False)
 
     def extra_repr(self) -> str:
         return self.kind
@@ -129,7 +138,7 @@ def outside(match: Match) -> list[fx.Node]:
 
 def part_of(match: Match) -> fx.Graph:
     """A match as a graph of its own, whose arguments are the pattern's inputs, then whatever else it takes."""
-    graph = fx.Graph()
+    graph = new_graph()
     known: dict[fx.Node, fx.Node] = {}
     for number, operand in enumerate(match.inputs):
         made = graph.placeholder(f"input_{number}")
@@ -154,12 +163,14 @@ def lift_hooks(part: Subgraph, new: nn.Module) -> None:
     The first module's forward-pre and backward hooks, and the last one's forward hooks, see the same values on the new
     module; all other hooks are inside, and `inherit` refuses to lose them.
     """
+    if isinstance(new, Function):
+        return  # it is written into the graph, and carries none
     kept = set(map(id, new.modules()))
     first, last = next(iter(part.nodes)), part.nodes[-1]
-    match = next(match for match in part.matches if match is not None)
-    if first.op == "call_module" and set(outside(match)) <= set(first.all_input_nodes):
+    taken = {one for node in part.nodes for one in node.all_input_nodes if one not in part.nodes and one.op != "get_attr"}
+    if first.op == "call_module" and taken <= set(first.all_input_nodes):
         _lift(part, first, HOOKS_IN, kept)
-    if last.op == "call_module" and match.outputs == (last,):
+    if last.op == "call_module" and part.outputs == 1:
         _lift(part, last, HOOKS_OUT, kept)
 
 

@@ -51,4 +51,6 @@ def program_of(module: nn.Module) -> Program | None:
 
 def run_by(module: nn.Module, program: Program) -> None:
     """Let a module run a program."""
+    for name, tensor in program.constants:
+        module.register_buffer(name, tensor, persistent=False)
     wrap(module, Traced(module, program))

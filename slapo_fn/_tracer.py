@@ -10,13 +10,16 @@ Training flags, buffers and what is drawn at random are looked up at each call, 
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _patch_function  # lets *args and **kwargs be one value each
+from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
 from ._find import find
@@ -26,9 +29,10 @@ from ._inherit import has_hooks
 from ._program import Program
 from ._rules import fits
 from ._traced import Traced
-from ._watch import Refusal, place
+from ._watch import Refusal, here, ours, place
 from .errors import TraceError
 
+LEAF = "draw no code of it in: leaves=…, or trace the modules inside it"
 MAKES_NEW = """arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint
     randn randperm tensor tril_indices triu_indices zeros"""
 FACTORIES = frozenset(getattr(torch, name) for name in MAKES_NEW.split())
@@ -54,6 +58,43 @@ class AsksMode(BaseException):
     """The forward asks in a condition whether it is in training; no ``except Exception`` of its own is to catch it."""
 
 
+def not_none(value: Any, name: str) -> None:
+    """Refuse None for a value of which the forward asks whether it is None: it was traced for one that is not."""
+    if value is None:
+        raise TraceError(f"this forward was traced for {name} not None, and it is None")
+
+
+class Value(fx.Proxy):
+    """A traced value. What cannot be known of it, its text say, is refused."""
+
+    def __getattr__(self, name: str) -> fx.Proxy:
+        return ValueAttribute(self, name)
+
+    def __str__(self) -> str:
+        return _told(self)
+
+    def __format__(self, form: str) -> str:
+        return _told(self)
+
+
+class ValueAttribute(Attribute):
+    """An attribute of a traced value, or a method that is about to be called."""
+
+    def __str__(self) -> str:
+        return _told(self)
+
+    def __format__(self, form: str) -> str:
+        return _told(self)
+
+
+def _told(value: fx.Proxy) -> str:
+    frame = sys._getframe(2)
+    if not ours(frame.f_code.co_filename):
+        tracer: Any = value.tracer
+        tracer.refuse("makes a text of a traced value, which is only known when the model runs.")
+    return "Value(…)"
+
+
 def fixed(value: Any, expected: Any, name: str) -> None:
     """Refuse another value of an argument than the one that a forward was traced with."""
     if isinstance(value, fx.Proxy):  # the traced forward is traced again
@@ -75,6 +116,7 @@ class ForwardTracer(fx.Tracer):
         self.inlined: list[str] = []
         self.flags: set[fx.Node] = set()
         self.refused: Refusal | None = None
+        self.guarded: dict[fx.Node, str] = {}
         self.before = [(path, module, _state(module)) for path, module in root.named_modules()]
         self.leaves = {id(found) for leaf in settings.leaves for found in _chosen(root, leaf)}
         self.around = _around()
@@ -150,6 +192,9 @@ class ForwardTracer(fx.Tracer):
                     "decorator would take apart."
                 )
             function = _patch_function(function, len(given) + 1)
+            stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+            pairs = sorted(zip(parameters, given, strict=True), key=lambda pair: pair[0].kind in stars)
+            given = [value for _, value in pairs]  # as the code has its variables: keyword-only ones before *args
         else:
             keywords = {o.name: v for o, v in zip(parameters, given, strict=True) if o.kind is o.KEYWORD_ONLY}
             given = [v for o, v in zip(parameters, given, strict=True) if o.kind is not o.KEYWORD_ONLY]
@@ -164,11 +209,11 @@ class ForwardTracer(fx.Tracer):
 
     def _watch_flags(self) -> None:
         """Let ``module.training`` be a traced value of all modules whose code may be drawn in."""
+        self.graph._graph_namespace.create_name("self", None)  # no value is called as the module is in the code
         for path, module, _ in self.before:
-            if path == "" or not super().is_leaf_module(module, path):
-                flag = self.graph.get_attr(f"{path}.training" if path else "training")
-                vars(module)["training"] = fx.Proxy(flag, self)
-                self.flags.add(flag)
+            flag = self.graph.get_attr(f"{path}.training" if path else "training")
+            vars(module)["training"] = Value(flag, self)
+            self.flags.add(flag)
 
     def known(self, proxy: fx.Proxy) -> Any:
         """The parameter or buffer that a traced value stands for, or None."""
@@ -183,13 +228,26 @@ class ForwardTracer(fx.Tracer):
             if self.mode is None:
                 raise AsksMode
             return self.mode
-        return bool(super().to_bool(obj))
+        raise self.refuse("asks a traced value in a condition, and its answer is only known when the model runs.")
+
+    def iter(self, obj: fx.Proxy) -> Any:
+        frame = sys._getframe(2)
+        before = frame.f_code.co_code[frame.f_lasti]
+        if dis.opname[before].startswith("UNPACK_SEQUENCE"):
+            return super().iter(obj)
+        raise self.refuse("iterates over a traced value, and how many there are is only known when the model runs.")
+
+    def refuse(self, reason: str, way_out: str = "") -> TraceError:
+        """Note why this forward is not traced, with the line of the user's; for a forward may catch what is raised."""
+        self.refused = self.refused or here(reason, way_out)
+        return TraceError(reason)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return Value(node, self)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if self.refused is None and _around() != self.around:
-            self.refused = Refusal(
-                "", "computes under no_grad, autocast or the like, which a graph does not hold.", "trace it as a leaf"
-            )
+        if _around() != self.around:
+            self.refuse("computes under no_grad, autocast or the like, which a graph does not hold.", LEAF)
         return super().create_node(*args, **kwargs)
 
     def create_arg(self, a: Any) -> Any:
@@ -206,7 +264,20 @@ class ForwardTracer(fx.Tracer):
         for flag in self.flags:
             if not flag.users:
                 self.graph.erase_node(flag)
+        for node, name in self.guarded.items():
+            with self.graph.inserting_after(node):
+                self.graph.call_function(not_none, (node, name))
         return self.graph
+
+    def guard(self, node: fx.Node, name: str) -> None:
+        """Have it checked at each call that a value is not None, which the forward asks of it."""
+        self.guarded.setdefault(node, name)
+
+    def constants(self) -> tuple[tuple[str, Tensor], ...]:
+        """Tensors of the forward's that hang on no module."""
+        known = {str(node.target) for node in self.graph.nodes if node.op == "get_attr"}
+        held = vars(self.root) if "root" in vars(self) else {}
+        return tuple((key, held[key]) for key in known if key.startswith("_tensor_constant") and key in held)
 
     def written(self) -> Refusal | None:
         """What the forward wrote on its modules, which a graph would not write again."""
@@ -228,6 +299,8 @@ class _Factories(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FACTORIES:
             return self.tracer.create_proxy("call_function", func, args, kwargs or {})
+        if func is torch._C._set_grad_enabled:
+            self.tracer.refuse("switches gradients on or off, which a graph does not hold.", LEAF)
         return func(*args, **(kwargs or {}))
 
 
@@ -241,15 +314,21 @@ def _state(module: nn.Module) -> dict[str, Any]:
     """A module's attributes, as far as a forward could write on them: by identity, and what its containers hold."""
     held: dict[str, Any] = {}
     for key, value in vars(module).items():
-        if key == "training" or key.startswith("_constant") or isinstance(value, Forward):
-            continue
-        content = tuple(map(id, value.values() if isinstance(value, dict) else value)) if _holds(value) else ()
-        held[key] = id(value), content
+        if key != "training" and not key.startswith("_tensor_constant") and not isinstance(value, Forward):
+            held[key] = _content(value, 4)
     return held
 
 
-def _holds(value: Any) -> bool:
-    return isinstance(value, (list, dict, set)) and not isinstance(value, Tensor)
+def _content(value: Any, depth: int) -> Any:
+    """What a value is and holds, some levels deep, so that a change shows."""
+    if depth == 0 or isinstance(value, (Tensor, nn.Module, type)):
+        return id(value)
+    if isinstance(value, dict):
+        return id(value), [(id(key), _content(one, depth - 1)) for key, one in value.items()]
+    if isinstance(value, (list, tuple, set)):
+        return id(value), [_content(one, depth - 1) for one in value]
+    held = getattr(value, "__dict__", None)
+    return (id(value), [(key, _content(one, depth - 1)) for key, one in held.items()]) if isinstance(held, dict) else id(value)
 
 
 def _around() -> tuple[bool, ...]:

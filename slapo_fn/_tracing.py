@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from ._fork import Fork
 from ._forward import Forward
@@ -37,8 +37,9 @@ def trace_forward(module: nn.Module, path: str, settings: Settings) -> Program:
         made = [_traced(module, path, settings, None)]
     except AsksMode:
         made = [_traced(module, path, settings, mode) for mode in (True, False)]
-    inlined = dict.fromkeys(name for _, names in made for name in names)
-    return Program(tuple(graph for graph, _ in made), tuple(inlined), settings)
+    inlined = dict.fromkeys(name for tracer in made for name in tracer.inlined)
+    constants = dict(one for tracer in made for one in tracer.constants())
+    return Program(tuple(tracer.graph for tracer in made), tuple(inlined), settings, tuple(constants.items()))
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -71,25 +72,28 @@ def program_or_trace(module: nn.Module, path: str, settings: Settings) -> Progra
     return program_of(module) or trace_forward(module, path, settings)
 
 
-def _traced(module: nn.Module, path: str, settings: Settings, mode: bool | None) -> tuple[fx.Graph, list[str]]:
+def _traced(module: nn.Module, path: str, settings: Settings, mode: bool | None) -> ForwardTracer:
     root = Fork(module).root
     known = program_of(root)
     vars(root).pop("forward", None)
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        tracer = ForwardTracer(root, settings, mode, known)
     if settings.tracer is not None:
         try:
-            return settings.tracer().trace(root, dict(settings.constants) or None), []
+            tracer.graph = settings.tracer().trace(root, dict(settings.constants) or None)
         except Exception as error:
             raise _error(module, path, located(error)) from error
-    tracer = ForwardTracer(root, settings, mode, known)
-    watch = Watch(tracer.known)
+        return tracer
+    watch = Watch(tracer)
     try:
-        with watch:
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False), watch:
             tracer.trace(root)
     except Exception as error:
         raise _error(module, path, watch.refusal or tracer.refused or located(error)) from error
     if refused := watch.refusal or tracer.refused or tracer.written():
         raise _error(module, path, refused)
-    return tracer.finish(), tracer.inlined
+    tracer.finish()
+    return tracer
 
 
 def _error(module: nn.Module, path: str, refused: Refusal) -> TraceError:

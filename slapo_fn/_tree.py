@@ -91,6 +91,7 @@ class Tree:
         self.tensors: dict[
             int, tuple[Tensor, Tensor, bool, Tensor | None, dict[str, Any]]
         ] = {}  # and what tensors were
+        self.links: list[tuple[nn.Module, str]] = []  # plain attributes of what was made in this pass, that lead to modules
         self.puts: list[tuple[nn.Module, str, nn.Module]] = []  # of an edit in place: what stood where
         self._parents: dict[int, Registration] = {}  # of each module, one of its registrations
         self._others: dict[int, list[Registration]] = {}  # and whatever further ones it has or had
@@ -169,8 +170,10 @@ class Tree:
         """A module's first path."""
         names: list[str] = []
         while module is not self.root and (known := self.registrations(module)):
-            module = known[0][0]
-            names.append(known[0][1])
+            module, name = known[0]
+            names.append(name)
+            if vars(module).get("is_drawn_out"):  # a part of a forward: what it calls keeps its path
+                module = vars(module)["owner"]
         return ".".join(reversed(names))
 
     def slots(self, tensor: Tensor) -> list[tuple[nn.Module, str]]:

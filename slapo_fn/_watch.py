@@ -11,16 +11,33 @@ import dis
 import functools
 import linecache
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+ASKING: dict[str, Callable[..., Any]] = {"type": type, "hasattr": hasattr, "callable": callable, "str": str}
+FORBIDDEN = {
+    torch.autocast.__enter__.__code__: "computes under autocast",
+    torch.inference_mode.__enter__.__code__: "computes in inference mode",
+    torch.autograd.Function.apply.__code__: "calls a function with a backward pass of its own",
+    torch.manual_seed.__code__: "seeds the random state",
+    torch.is_tensor.__code__: "asks whether a traced value is a tensor",
+}
+FORBIDDEN_C: dict[Any, str] = {
+    torch.is_grad_enabled: "asks whether gradients are on",
+    torch.is_autocast_enabled: "asks whether autocast is on",
+    torch.is_inference_mode_enabled: "asks whether it is inference mode",
+}
+DICE = random.seed.__self__  # type: ignore[attr-defined]
 OURS = (HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<frozen", "<string>", "<slapo_fn trace")
 
 
@@ -39,24 +56,30 @@ class Refusal(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A test, in a function's code, whether one of its variables is None."""
+    """A test, in a function's code, whether one of its variables is None, or is the very value that another one is."""
 
     name: str
     line: int
+    of_none: bool
+
+
+class Tracing(Protocol):
+    """What a watch asks of a tracer, and tells it."""
+
+    def known(self, proxy: fx.Proxy) -> Any: ...
+    def guard(self, node: fx.Node, name: str) -> None: ...
 
 
 class Watch:
-    """Looks, while it is entered, into every function of the user's that is called.
+    """Looks, while it is entered, into every function of the user's that is called."""
 
-    Args:
-        known: The value that a traced one stands for, where that is known: a parameter, say.
-    """
-
-    def __init__(self, known: Callable[[fx.Proxy], Any]) -> None:
-        self.known = known
+    def __init__(self, tracer: Tracing) -> None:
+        self.tracer = tracer
         self.refusal: Refusal | None = None
         self.changed: list[dict[str, Any]] = []
-        self.own: dict[str, Any] = {"isinstance": self._isinstance, "print": self._print}
+        self.own: dict[str, Any] = {"isinstance": self._isinstance, "print": self._print, "getattr": self._getattr}
+        for name, ask in ASKING.items():
+            self.own[name] = functools.partial(self._ask, name, ask)
 
     def __enter__(self) -> Watch:
         self.before = sys.getprofile()
@@ -71,9 +94,15 @@ class Watch:
                     del space[name]
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event not in ("call", "return") or self.refusal is not None:
+        if self.refusal is not None:
+            return
+        if event == "c_call":
+            self._called(frame, arg)
+        if event not in ("call", "return"):
             return
         code = frame.f_code
+        if code in FORBIDDEN and event == "call":
+            self._forbid(frame, FORBIDDEN[code])
         asked = questions(code)
         if asked is None:
             return
@@ -85,36 +114,69 @@ class Watch:
         for question in asked:
             self._look(code, question, frame.f_locals.get(question.name))
 
-    def _look(self, code: CodeType, question: Question, value: Any) -> None:
-        if isinstance(value, fx.Proxy) and _may_be_none(value.node):
+    def _called(self, frame: FrameType, function: Any) -> None:
+        is_random = getattr(function, "__self__", None) is DICE
+        if (is_random or function in FORBIDDEN_C) and not ours(frame.f_code.co_filename):
+            what = "draws a random number of python's" if is_random else FORBIDDEN_C[function]
             self.refusal = Refusal(
-                place(code.co_filename, question.line),
+                place(frame.f_code.co_filename, frame.f_lineno), f"{what}, once, while it is traced."
+            )
+
+    def _forbid(self, frame: FrameType, what: str) -> None:
+        outer: FrameType | None = frame.f_back
+        while outer is not None and outer.f_code.co_filename.startswith(TORCH):
+            outer = outer.f_back
+        if outer is not None and not ours(outer.f_code.co_filename):
+            reason = f"{what}, which a graph does not hold."
+            self.refusal = Refusal(place(outer.f_code.co_filename, outer.f_lineno), reason, "trace it as a leaf")
+
+    def _look(self, code: CodeType, question: Question, value: Any) -> None:
+        if not isinstance(value, fx.Proxy):
+            return
+        where = place(code.co_filename, question.line)
+        if not question.of_none:
+            self.refusal = Refusal(where, f"asks whether {question.name} is another value, which is not known.")
+        elif _may_be_none(value.node):
+            self.refusal = Refusal(
+                where,
                 f"asks whether {question.name} is None, and a traced value never is.",
                 f"fix the argument, constants={{{str(value.node.target)!r}: None}}",
             )
+        elif value.node.op in ("placeholder", "call_module"):
+            self.tracer.guard(value.node, question.name)
 
     def _isinstance(self, value: Any, kinds: Any) -> bool:
-        if isinstance(value, fx.Proxy) and kinds is not fx.Proxy and self.refusal is None:
-            known = self.known(value)
+        return bool(self._ask("isinstance", isinstance, value, kinds))
+
+    def _ask(self, name: str, ask: Callable[..., Any], value: Any, *rest: Any) -> Any:
+        if isinstance(value, fx.Proxy) and not (rest and rest[0] is fx.Proxy):
+            known = self.tracer.known(value)
             if known is not None:
-                return isinstance(known, kinds)
-            self.refusal = self._here("asks of what class a traced value is, which is only known when the model runs.")
-        return isinstance(value, kinds)
+                return ask(known, *rest)
+            self._refuse(f"asks {name}(…) of a traced value, which is only known when the model runs.")
+        return ask(value, *rest)
+
+    def _getattr(self, value: Any, name: str, *default: Any) -> Any:
+        return self._ask("getattr", getattr, value, name, *default) if default else getattr(value, name)
 
     def _print(self, *values: Any, **settings: Any) -> None:
-        self.refusal = self.refusal or self._here(
-            "prints, which would happen once, while it is traced.", "show values with slapo.probe instead"
-        )
+        self._refuse("prints, which would happen once, while it is traced.", "show values with slapo.probe instead")
 
-    @staticmethod
-    def _here(reason: str, way_out: str = "") -> Refusal:
-        frame = sys._getframe(2)
-        return Refusal(place(frame.f_code.co_filename, frame.f_lineno), reason, way_out)
+    def _refuse(self, reason: str, way_out: str = "") -> None:
+        self.refusal = self.refusal or here(reason, way_out)
+
+
+def here(reason: str, way_out: str = "") -> Refusal:
+    """A refusal of the innermost line of the user's that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Refusal(place(frame.f_code.co_filename, frame.f_lineno) if frame else "its forward", reason, way_out)
 
 
 def ours(file: str) -> bool:
-    """Whether a file belongs to torch or to this package, and is no affair of the user's."""
-    return file.startswith(OURS)
+    """Whether a file belongs to torch, to this package or to Python itself, and is no affair of the user's."""
+    return file.startswith(OURS) or (file.startswith(PYTHON) and "site-packages" not in file)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -123,18 +185,17 @@ def questions(code: CodeType) -> tuple[Question, ...] | None:
     if ours(code.co_filename):
         return None
     found: list[Question] = []
-    line, loaded = code.co_firstlineno, [("", None), ("", None)]
+    line, loaded = code.co_firstlineno, [("", None)] * 4
     for one in dis.get_instructions(code):
         if isinstance(one.starts_line, int) and not isinstance(one.starts_line, bool):
             line = one.starts_line
-        names = [str(name) for kind, name in loaded if kind.startswith("LOAD_FAST")]
-        if (
-            "IF_NONE" in one.opname
-            or "IF_NOT_NONE" in one.opname
-            or (one.opname == "IS_OP" and any(kind == "LOAD_CONST" and value is None for kind, value in loaded))
-        ):
-            found.extend(Question(name, line) for name in names[-1:])
-        loaded = [loaded[1], (one.opname, one.argval)]
+        names = [str(name) for kind, name in loaded if kind.startswith(("LOAD_FAST", "LOAD_DEREF"))]
+        of_none = any(kind == "LOAD_CONST" and value is None for kind, value in loaded[2:])
+        if "IF_NONE" in one.opname or "IF_NOT_NONE" in one.opname or (one.opname == "IS_OP" and of_none):
+            found.extend(Question(name, line, True) for name in names[-1:])
+        elif one.opname == "IS_OP":
+            found.extend(Question(name, line, False) for name in names)
+        loaded = [*loaded[1:], (one.opname, one.argval)]
     return tuple(dict.fromkeys(found))
 
 

@@ -57,6 +57,8 @@ def decompose_at(site: Site[nn.Module], args: None) -> nn.Module:
             f"{site.path or 'the root'} is a {type(old).__name__}; only an nn.Linear is taken apart: select with type=nn.Linear",
             [site.path],
         )
+    if nn.parameter.is_lazy(old.weight):
+        raise MisfitError(f"{site.path or 'the root'} has no shape yet (a lazy module): run the model once before", [site.path])
     if old.bias is None or isinstance(old, LinearWithSeparateBias):
         return old
     return LinearWithSeparateBias.from_linear(old)

@@ -17,8 +17,8 @@ from .._compiled import CompileArgs, Compiled
 from .._forward import wrap
 from .._lineage import declare
 from .._rules import Site
-from .._siblings import Grouped, fuse_siblings, layout, shared_name
-from .._subgraph import Subgraph, is_part
+from .._siblings import Grouped, Share, fuse_siblings, layout, shared_name
+from .._subgraph import Subgraph
 from .._text import fold, what
 from ..errors import ArgumentError, MisfitError
 from ..nn.linear import FusedLinear
@@ -100,7 +100,7 @@ def fuse(
 def fuse_at(site: Site[nn.Module], args: FuseArgs) -> nn.Module:
     """Lower one `fuse` entry at one place: a part of a forward, or the parent of some layers."""
     module = site.module
-    if not is_part(module):
+    if not isinstance(module, Subgraph):
         return _layers(site, args)
     if args.into is not None:
         return args.into(module)
@@ -119,6 +119,14 @@ def _layers(site: Site[nn.Module], args: FuseArgs) -> nn.Module:
             [site.path],
         )
     parent, names = site.module, site.children
+    if isinstance(parent, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        raise MisfitError(
+            f"{site.path or 'the root'} is a {type(parent).__name__}, and what it holds is called by its number or name: only "
+            "the layers of a module with a forward of its own are fused",
+            [site.path],
+        )
+    if any(isinstance(parent._modules.get(name), Share) for name in names):
+        raise MisfitError(f"{', '.join(names)} of {site.path or 'the root'} are fused already", [site.path])
     children = [parent.get_submodule(name) for name in names]
     if len(set(map(id, children))) < len(children):
         raise MisfitError(f"{', '.join(names)} are one shared layer", [site.path])
