@@ -67,7 +67,7 @@ def not_none(value: Any, name: str) -> None:
 class Value(fx.Proxy):
     """A traced value. What cannot be known of it, its text say, is refused."""
 
-    def __getattr__(self, name: str) -> fx.Proxy:
+    def __getattr__(self, name: str) -> Attribute:
         return ValueAttribute(self, name)
 
     def __str__(self) -> str:
