@@ -40,7 +40,9 @@ from ._origin import Origin as Origin
 from ._program import Program as Program
 from ._sources import cat as cat
 from ._sources import part as part
+from ._sources import WeightMap as WeightMap
 from ._sources import transposed as transposed
+from ._sources import weight_map as weight_map
 from ._subgraph import Subgraph as Subgraph
 from ._tracing import graph_of as graph_of
 from .errors import ArgumentError as ArgumentError

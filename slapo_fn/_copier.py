@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._sources import WeightMap
 from .errors import ForkError
 
 ATOMS: frozenset[type] = frozenset(
     (int, float, complex, bool, str, bytes, type(None), type(...), range, slice, type, torch.dtype, torch.device)
-    + (torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType)
+    + (WeightMap, torch.Size, torch.layout, types.BuiltinFunctionType, types.ModuleType)
 )
 BINDING = (
     nn.Module,

@@ -174,10 +174,7 @@ def source(graph: fx.Graph) -> str:
     """A graph as Python.
 
     Example:
-        >>> import torch
-    from torch import fx
-    from torch._ops import OpOverload
-    from torch.fx.node import map_aggregate
+        >>> from torch import fx
         >>> print(source(fx.symbolic_trace(lambda x: x + 1).graph))
         def forward(self, x):
             add = x + 1;  x = None

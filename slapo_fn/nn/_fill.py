@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from .._sources import Source, WeightMap, cat, names, take, transposed, weight_map
+from .._lineage import declare
+from .._sources import Source, cat, names, resolved, take, transposed
 from .._text import fold, what
 from ..errors import MisfitError
 
@@ -142,13 +143,9 @@ def fill(new: M, olds: Mapping[str, nn.Module], sources: Mapping[str, Source], *
     for module in new.modules():
         if module not in kept:
             module.training = next(iter(olds.values())).training
-    declare(new, weight_map(sources, up))
+    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    declare(new, {name: resolved(source, shapes) for name, source in sources.items()}, up)
     return new
-
-
-def declare(new: nn.Module, said: WeightMap) -> None:
-    """Let a module carry the map of where its tensors come from."""
-    new.__dict__["weight_map"] = said
 
 
 def _parameter(source: Source, given: Mapping[str, Tensor]) -> nn.Parameter:

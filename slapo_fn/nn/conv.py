@@ -22,7 +22,7 @@ C = TypeVar("C", bound=_ConvNd)
 def fold_conv_bn(conv: C, bn: nn.Module) -> C:
     """Fold a batch norm in eval mode into the convolution before it.
 
-    What it did cannot be undone, so it has no ``weight_map``.
+    What it did cannot be undone, so `to_original` refuses a model with it, and names it.
 
     Args:
         conv: The convolution, of one to three dimensions, transposed or not.
@@ -47,6 +47,7 @@ def fold_conv_bn(conv: C, bn: nn.Module) -> C:
     )
     made.register_parameter("weight", weight)
     made.register_parameter("bias", bias)
+    vars(made)["weight_map"] = None  # to_original refuses it by name
     return made.eval()
 
 

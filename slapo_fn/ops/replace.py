@@ -15,7 +15,7 @@ from typing_extensions import NamedTuple
 from .._fork import Fork
 from .._relink import relink_within
 from .._rules import Site
-from .._sources import Source
+from .._sources import Source, checked
 from .._subgraph import Subgraph
 from .._text import what
 from .._weights import clone_rest, fill
@@ -99,7 +99,7 @@ def replace(
         raise ArgumentError(f"new is a factory old -> module, or a module as a template, not {what(new)}")
     _refuse_class_that_takes_no_module(new)
     if isinstance(weights, Mapping):
-        pairs: Any = tuple(weights.items())
+        pairs: Any = tuple((name, checked(source)) for name, source in weights.items())
     elif weights in (None, "inherit", "fresh"):
         pairs = weights
     else:

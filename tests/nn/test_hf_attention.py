@@ -184,9 +184,10 @@ def test_a_bias_in_queries_keys_and_values_only() -> None:
 
 
 def test_the_maps() -> None:
-    made = HFAttention.from_llama(CASES["llama"][0]())
-    assert dict(made.weight_map.sources) == {
-        "attention.qkv.weight": cat("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    old = CASES["llama"][0]()
+    sizes = tuple(one.out_features for one in (old.q_proj, old.k_proj, old.v_proj))
+    assert dict(HFAttention.from_llama(old).weight_map.sources) == {
+        "attention.qkv.weight": cat("q_proj.weight", "k_proj.weight", "v_proj.weight", sizes=sizes),
         "attention.out.weight": "o_proj.weight",
     }
     assert dict(HFAttention.from_gpt2(CASES["gpt2"][0]()).weight_map.sources) == {

@@ -41,13 +41,14 @@ def test_fused_gradients() -> None:
 
 def test_the_map_says_where_rows_come_from() -> None:
     fused = FusedLinear.from_linears(linear(4), linear(6), names=("a", "b"))
-    assert dict(fused.weight_map.sources) == {"weight": cat("a.weight", "b.weight"), "bias": cat("a.bias", "b.bias")}
+    weight, bias = cat("a.weight", "b.weight", sizes=(4, 6)), cat("a.bias", "b.bias", sizes=(4, 6))
+    assert dict(fused.weight_map.sources) == {"weight": weight, "bias": bias}
 
 
 def test_conv1d_parts_lie_transposed() -> None:
     conv = Conv1D(4, 8).double()
     fused = FusedLinear.from_linears(conv, linear(6))
-    assert fused.weight_map.sources[0][1] == cat(transposed("0.weight"), "1.weight")
+    assert fused.weight_map.sources[0][1] == cat(transposed("0.weight"), "1.weight", sizes=(4, 6))
     torch.testing.assert_close(fused(X)[0], conv(X), **EXACT)
 
 

@@ -102,8 +102,10 @@ def test_the_maps() -> None:
         "fc_out.weight": transposed("c_proj.weight"),
         "fc_out.bias": "c_proj.bias",
     }
-    assert dict(GatedMLP.from_llama(llama()).weight_map.sources) == {
-        "gate_up.weight": cat("gate_proj.weight", "up_proj.weight"),
+    old = llama()
+    wide = (old.gate_proj.out_features,) * 2
+    assert dict(GatedMLP.from_llama(old).weight_map.sources) == {
+        "gate_up.weight": cat("gate_proj.weight", "up_proj.weight", sizes=wide),
         "down.weight": "down_proj.weight",
     }
 
