@@ -8,7 +8,7 @@ import pkgutil
 from typing import NamedTuple
 
 from . import ops
-from ._equal import table
+from ._match.equal import table
 from ._text import columns
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from typing_extensions import NamedTuple
 
 from ._forward import Forward
-from ._program import Graphed
+from ._graph.program import Graphed
 
 
 class CompileArgs(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._sources import WeightMap
+from ._layout.sources import WeightMap
 from .errors import ForkError
 
 ATOMS: frozenset[type] = frozenset(

@@ -13,12 +13,12 @@ from torch import nn
 
 from ._algebra import empty_options
 from ._fork import Fork
+from ._graph.subgraph import Subgraph
 from ._places import Places
 from ._problems import Problem, raised
 from ._relink import relink
 from ._rng import Rng
 from ._rules import Site
-from ._subgraph import Subgraph
 from ._text import kind, what
 from ._tree import Tree, below, held_collector, join
 from .errors import ArgumentError, MisfitError, NoMatchError, SlapoError

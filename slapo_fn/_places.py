@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from ._graph.outline import Outline, outlines
+from ._graph.subgraph import is_part, lift_hooks
 from ._inherit import inherit
-from ._lineage import record
-from ._outline import Outline, outlines
+from ._layout.lineage import record
 from ._rules import Site
-from ._subgraph import is_part, lift_hooks
 from ._ties import Break, broken_ties, only_place, refuse_open, refuse_split
 from ._tree import Tree, below
 from .errors import MisfitError, TieError

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from ._forward import Forward, layers, wrap
+from ._graph.subgraph import Subgraph
 from ._inherit import inherit
-from ._inverse import over
-from ._lineage import declare
+from ._layout.inverse import over
+from ._layout.lineage import declare
+from ._layout.sources import Cat, Source, Transposed, WeightMap, rename, resolved, transposed
 from ._rules import Places, Rule, Site
-from ._sources import Cat, Source, Transposed, WeightMap, rename, resolved, transposed
-from ._subgraph import Subgraph
 from ._text import kind
 from ._ties import broken_ties, refuse_open
 from ._tree import Tree, join, own_tensors

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._lineage import declare, places
-from ._lineage import record as record
-from ._sources import Source, laid_out, near, rename, resolved, take
-from ._sources import names as names_in
+from ._layout.lineage import declare, places
+from ._layout.lineage import record as record
+from ._layout.sources import Source, laid_out, near, rename, resolved, take
+from ._layout.sources import names as names_in
 from .errors import WeightsError
 
 Held = dict[str, Any]

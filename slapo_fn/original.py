@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import NamedTuple
 
-from ._inverse import give_back
-from ._lineage import folded, origins, places
+from ._layout.inverse import give_back
+from ._layout.lineage import folded, origins, places
+from ._layout.sources import Source, laid_out, names, near, take
+from ._layout.stored import Stored
 from ._relink import relink_within
-from ._sources import Source, laid_out, names, near, take
-from ._stored import Stored
 from ._text import fold
 from .errors import ArgumentError, WeightsError
 

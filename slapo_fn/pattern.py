@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from ._inside import Calls, Parallel, Pattern
-from ._matcher import read_pattern
-from ._subgraph import Subgraph
+from ._graph.inside import Calls, Parallel, Pattern
+from ._graph.subgraph import Subgraph
+from ._graph.tracer import Settings
+from ._match.matcher import read_pattern
 from ._text import what
-from ._tracer import Settings
 from .errors import ArgumentError
 from .select import as_selector
 from .selection import Selection, Selector, Target

@@ -15,7 +15,7 @@ from typing_extensions import TypeVar as DefaultTypeVar
 
 from ._algebra import Both, Complement, Either, Picked, Sliced, Without
 from ._rules import Filtered, M_co, Rule, Site
-from ._text import fold, page, what
+from ._text import fold, kind, page, what
 from .errors import ArgumentError
 
 M = DefaultTypeVar("M", bound=nn.Module, default=nn.Module)
@@ -150,7 +150,7 @@ class Selection(Generic[M_co]):
         return hash(self.selector)
 
     def __repr__(self) -> str:
-        kinds = dict.fromkeys(type(site.module).__name__ for site in self.sites)
+        kinds = dict.fromkeys(kind(site.module) for site in self.sites)
         lines = [f"Selection of {len(self)}{': ' if kinds else ''}{', '.join(kinds)}"]
         lines += [f"  {path or '(root)'}" for path in fold(self.paths)]
         left_out = self.selector.rule.left_out(self.model)

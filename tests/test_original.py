@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import slapo_fn as slapo
-from slapo_fn._sources import Source, cat, part, resolved, take, transposed, weight_map
+from slapo_fn._layout.sources import Source, cat, part, resolved, take, transposed, weight_map
 from slapo_fn.errors import ArgumentError, WeightsError
 from slapo_fn.original import from_original, to_original
 

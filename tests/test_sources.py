@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slapo_fn._inverse import composed, give_back, simple
-from slapo_fn._lineage import origins, record
-from slapo_fn._sources import (
+from slapo_fn._layout.inverse import composed, give_back, simple
+from slapo_fn._layout.lineage import origins, record
+from slapo_fn._layout.sources import (
     Source,
     WeightMap,
     cat,

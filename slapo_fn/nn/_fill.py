@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from .._lineage import declare
-from .._sources import Source, cat, names, resolved, take, transposed
+from .._layout.lineage import declare
+from .._layout.sources import Source, cat, names, resolved, take, transposed
 from .._text import fold, what
 from ..errors import MisfitError
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._sources import Source, WeightMap
+from .._layout.sources import Source, WeightMap
 from .._text import what
 from ..errors import MisfitError, SizeError, UnsupportedError
 from ._fill import as_linear, below, fill, fused, number, parts

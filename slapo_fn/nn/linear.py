@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._sources import WeightMap
+from .._layout.sources import WeightMap
 from .._text import what
 from ..errors import MisfitError, SizeError
 from ._fill import M, fill, fused, sizes
@@ -77,7 +77,7 @@ class FusedLinear(nn.Module):
         Example:
             >>> q, kv = nn.Linear(4, 4), nn.Linear(4, 8)
             >>> FusedLinear.from_linears(q, kv, names=("q", "kv")).weight_map.sources[1]
-            ('bias', cat('q.bias', 'kv.bias'))
+            ('bias', cat('q.bias', 'kv.bias', sizes=(4, 8)))
         """
         layers = dict(zip(names or map(str, range(len(linears))), linears, strict=True))
         if not layers:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._sources import Source, WeightMap
+from .._layout.sources import Source, WeightMap
 from ..errors import MisfitError
 from ._fill import as_linear, below, fill, fused, parts, sizes
 from .activations import Activation, placed

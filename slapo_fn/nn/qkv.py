@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._sources import WeightMap
+from .._layout.sources import WeightMap
 from ..errors import SizeError
 from ._fill import fill, fused
 

@@ -15,10 +15,10 @@ from typing_extensions import NamedTuple
 
 from .._compiled import CompileArgs, Compiled
 from .._forward import wrap
-from .._lineage import declare
+from .._graph.subgraph import Subgraph
+from .._layout.lineage import declare
 from .._rules import Site
 from .._siblings import Grouped, Share, fuse_siblings, layout, shared_name
-from .._subgraph import Subgraph
 from .._text import fold, what
 from ..errors import ArgumentError, MisfitError
 from ..nn.linear import FusedLinear

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from typing_extensions import NamedTuple
 
 from .._fork import Fork
+from .._graph.subgraph import Subgraph
+from .._layout.sources import Source, checked
 from .._relink import relink_within
 from .._rules import Site
-from .._sources import Source, checked
-from .._subgraph import Subgraph
 from .._text import what
 from .._weights import clone_rest, fill
 from ..errors import ArgumentError, MisfitError

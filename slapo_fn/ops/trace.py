@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 from torch import fx, nn
 from typing_extensions import NamedTuple
 
-from .._exported import Example, called_with, example_of, export_forward
 from .._find import find
 from .._glob import parse
+from .._graph.exported import Example, called_with, example_of, export_forward
+from .._graph.traced import program_of, run_by
+from .._graph.tracer import Settings
+from .._graph.tracing import is_leaf, trace_forward
 from .._rules import Site, fits
 from .._text import what
-from .._traced import program_of, run_by
-from .._tracer import Settings
-from .._tracing import is_leaf, trace_forward
 from .._tree import join
 from ..errors import ArgumentError, TraceError
 from ..schedule import Schedule, add

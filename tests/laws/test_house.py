@@ -12,11 +12,9 @@ import slapo_fn
 PACKAGE = pathlib.Path(slapo_fn.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 LAYERS = {
-    0: """errors _origin _text _tree _glob _find _copier _fork _forward _compiled _rng _replay _program _traced _sources
-       _inverse""",
-    1: """_near _rules _algebra _problems _relink _weights _named _inherit _ties _lineage _stored original selection select
-       _watch _tracer _tracing _exported _equal _spell _calls _written _reading _index _binding _search _nearest _matcher
-       _subgraph _outline _inside _siblings pattern nn""",
+    0: "errors _origin _text _tree _glob _find _copier _fork _forward _rng _replay _layout",
+    1: """_near _rules _algebra _problems _relink _weights _named _inherit _ties selection select original
+       _match _graph _compiled _siblings pattern nn""",
     2: "schedule",
     3: "_places _engine apply plan ops",
     4: "_catalog __init__",

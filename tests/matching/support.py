@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from slapo_fn._matcher import Matches, find_matches, nearest, read_pattern
+from slapo_fn._match.matcher import Matches, find_matches, nearest, read_pattern
 
 
 def net(forward: Callable[..., Any], **members: Any) -> nn.Module:

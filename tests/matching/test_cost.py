@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from slapo_fn import _binding
-from slapo_fn._binding import Binding
-from slapo_fn._index import Index
-from slapo_fn._matcher import find_matches, read_pattern
-from slapo_fn._search import Search
+from slapo_fn._match import binding as _binding
+from slapo_fn._match.binding import Binding
+from slapo_fn._match.index import Index
+from slapo_fn._match.matcher import find_matches, read_pattern
+from slapo_fn._match.search import Search
 
 from .support import net
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from slapo_fn._matcher import call_module, nearest, read_pattern
+from slapo_fn._match.matcher import call_module, nearest, read_pattern
 
 from .support import net, why
 

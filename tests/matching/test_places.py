@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from slapo_fn import _matcher as where_it_lives
-from slapo_fn._matcher import Operand, by_predicate, by_target, call_module, find_matches, read_pattern
+from slapo_fn._match import matcher as where_it_lives
+from slapo_fn._match.matcher import Operand, by_predicate, by_target, call_module, find_matches, read_pattern
 from slapo_fn.errors import PatternError
 
 from .support import matches, names, net

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from slapo_fn._matcher import find_matches, read_pattern
+from slapo_fn._match.matcher import find_matches, read_pattern
 
 from .support import net
 

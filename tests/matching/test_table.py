@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import fx, nn
 
-from slapo_fn._equal import table
-from slapo_fn._matcher import find_matches, read_pattern
-from slapo_fn._spell import MISSING, _resolve, lookup
+from slapo_fn._match.equal import table
+from slapo_fn._match.matcher import find_matches, read_pattern
+from slapo_fn._match.spell import MISSING, _resolve, lookup
 
 LONG = "embedding", "and", "or", "xor", "invert"
 SHAPES = {1: (2, 4, 6), 2: (2, 4, 6, 6), 3: (2, 4, 6, 6, 6)}

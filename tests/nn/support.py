@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from slapo_fn._sources import WeightMap, take
+from slapo_fn._layout.sources import WeightMap, take
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 

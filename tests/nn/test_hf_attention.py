@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
-from slapo_fn._sources import cat, transposed
+from slapo_fn._layout.sources import cat, transposed
 from slapo_fn.errors import MisfitError, SizeError, UnsupportedError
 from slapo_fn.nn import HFAttention
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from slapo_fn._sources import cat, transposed
+from slapo_fn._layout.sources import cat, transposed
 from slapo_fn.errors import ArgumentError, MisfitError, SizeError
 from slapo_fn.nn import FusedLinear, FusedQKV, LinearActivation, LinearWithSeparateBias
 

@@ -11,7 +11,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
 
-from slapo_fn._sources import cat, transposed
+from slapo_fn._layout.sources import cat, transposed
 from slapo_fn.errors import MisfitError
 from slapo_fn.nn import FusedMLP, GatedMLP
 

@@ -22,8 +22,8 @@ from slapo_fn import (
     Selection,
     Selector,
     Site,
-    Subgraph,
     Step,
+    Subgraph,
     Target,
     Traits,
 )

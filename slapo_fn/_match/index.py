@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ._calls import Attr, Form, counts, form, form_of, plain, size_item, whole_size
+from .calls import Attr, Form, counts, form, form_of, plain, size_item, whole_size
 
 
 class Index:

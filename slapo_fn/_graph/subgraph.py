@@ -15,12 +15,12 @@ from typing import Any, TypeGuard
 
 from torch import fx, nn
 
-from ._matcher import Match, Operand
-from ._program import Graphed, Program, new_graph
-from ._text import count, short
-from ._traced import program_of
-from .errors import MisfitError
-from .nn.function import Function
+from .._match.matcher import Match, Operand
+from .._text import count, short
+from ..errors import MisfitError
+from ..nn.function import Function
+from .program import Graphed, Program, new_graph
+from .traced import program_of
 
 Matches = tuple[Match | None, ...]
 HOOKS_IN = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")

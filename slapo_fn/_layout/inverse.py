@@ -13,8 +13,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ._sources import Cat, Part, Source, Transposed, WeightMap, substituted
-from .errors import WeightsError
+from ..errors import WeightsError
+from .sources import Cat, Part, Source, Transposed, WeightMap, substituted
 
 Whole: TypeAlias = tuple[Source, int, int]  # what parts are of, the dimension along which they stand, its size
 Piece: TypeAlias = tuple[int, int, Tensor, str]  # from, to, the values, and the name of the tensor that has them
@@ -137,7 +137,7 @@ def simple(source: Source) -> Source:
     """The shortest form of a source that knows its sizes: cats outside, parts at the names, what undoes itself gone.
 
     Example:
-        >>> from slapo_fn._sources import cat, part
+        >>> from slapo_fn._layout.sources import cat, part
         >>> simple(part(cat("q", "k", sizes=(4, 4)), 4, 8, whole=8))
         'k'
         >>> simple(cat(part("qkv", 0, 4, whole=8), part("qkv", 4, 8, whole=8), sizes=(4, 4)))

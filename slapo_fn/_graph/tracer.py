@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _patch_function  # lets *args and **kwargs be one value each
-from torch.fx.proxy import Attribute
 from torch.overrides import TorchFunctionMode
 
-from ._find import find
-from ._forward import Forward
-from ._glob import parse
-from ._inherit import has_hooks
-from ._program import Program
-from ._rules import fits
-from ._traced import Traced
-from ._watch import Refusal, here, ours, place
-from .errors import TraceError
+from .._find import find
+from .._forward import Forward
+from .._glob import parse
+from .._inherit import has_hooks
+from .._rules import fits
+from ..errors import TraceError
+from .program import Program
+from .traced import Traced
+from .values import Value, fixed, not_none
+from .watch import Refusal, here, place
 
 LEAF = "draw no code of it in: leaves=…, or trace the modules inside it"
 MAKES_NEW = """arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint
@@ -56,52 +56,6 @@ class Settings(NamedTuple):
 
 class AsksMode(BaseException):
     """The forward asks in a condition whether it is in training; no ``except Exception`` of its own is to catch it."""
-
-
-def not_none(value: Any, name: str) -> None:
-    """Refuse None for a value of which the forward asks whether it is None: it was traced for one that is not."""
-    if value is None:
-        raise TraceError(f"this forward was traced for {name} not None, and it is None")
-
-
-class Value(fx.Proxy):
-    """A traced value. What cannot be known of it, its text say, is refused."""
-
-    def __getattr__(self, name: str) -> Attribute:
-        return ValueAttribute(self, name)
-
-    def __str__(self) -> str:
-        return _told(self)
-
-    def __format__(self, form: str) -> str:
-        return _told(self)
-
-
-class ValueAttribute(Attribute):
-    """An attribute of a traced value, or a method that is about to be called."""
-
-    def __str__(self) -> str:
-        return _told(self)
-
-    def __format__(self, form: str) -> str:
-        return _told(self)
-
-
-def _told(value: fx.Proxy) -> str:
-    frame = sys._getframe(2)
-    if not ours(frame.f_code.co_filename):
-        tracer: Any = value.tracer
-        tracer.refuse("makes a text of a traced value, which is only known when the model runs.")
-    return "Value(…)"
-
-
-def fixed(value: Any, expected: Any, name: str) -> None:
-    """Refuse another value of an argument than the one that a forward was traced with."""
-    if isinstance(value, fx.Proxy):  # the traced forward is traced again
-        value.tracer.create_proxy("call_function", fixed, (value, expected, name), {})
-        return
-    if value is not expected and (type(value) is not type(expected) or value != expected):
-        raise TraceError(f"this forward was traced with {name}={expected!r}, and is called with another value of it")
 
 
 class ForwardTracer(fx.Tracer):

@@ -21,11 +21,11 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils import _pytree as pytree
 
-from ._fork import Fork
-from ._program import Helper, Program, new_graph
-from ._text import short
-from ._tracer import fixed
-from .errors import TraceError
+from .._fork import Fork
+from .._text import short
+from ..errors import TraceError
+from .program import Helper, Program, new_graph
+from .values import fixed
 
 
 class Flatten(Helper):

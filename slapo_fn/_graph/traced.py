@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from ._forward import Forward, layers, wrap
-from ._program import Graphed, Program, Run
-from .errors import TraceError
+from .._forward import Forward, layers, wrap
+from ..errors import TraceError
+from .program import Graphed, Program, Run
 
 
 class Traced(Forward, Graphed):

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ._binding import Binding
-from ._calls import Attr, plain
-from ._index import Index
-from ._reading import ANYTHING, HOLES, Free, Input, Ref, Step
-from ._search import Search
-from ._spell import lookup
-from ._text import count, short
+from .._text import count, short
+from .binding import Binding
+from .calls import Attr, plain
+from .index import Index
+from .reading import ANYTHING, HOLES, Free, Input, Ref, Step
+from .search import Search
+from .spell import lookup
 
 TORCH = os.path.dirname(torch.__file__) + os.sep
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import fx, nn
 
-from ._forward import layers
-from ._inherit import has_hooks
-from ._matcher import Match, Operand
-from ._program import callable_by_name, copied
-from ._rules import Site
-from ._subgraph import Subgraph, keywords, outside
-from ._traced import run_by
-from ._tree import Tree
-from .errors import MisfitError
-from .nn.function import Function
+from .._forward import layers
+from .._inherit import has_hooks
+from .._match.matcher import Match, Operand
+from .._rules import Site
+from .._tree import Tree
+from ..errors import MisfitError
+from ..nn.function import Function
+from .program import callable_by_name, copied
+from .subgraph import Subgraph, keywords, outside
+from .traced import run_by
 
 
 class Outline:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import fx
 
-from ._calls import same
-from ._reading import Free, Input, Ref, Step, Weight
-from ._search import Search
-from .errors import PatternError
+from ..errors import PatternError
+from .calls import same
+from .reading import Free, Input, Ref, Step, Weight
+from .search import Search
 
 MOST_STEPS = 100_000  # bound from one node
 MOST_RESULTS = 64  # bindings from one node that are then found to have a value used outside

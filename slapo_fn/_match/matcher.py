@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from ._binding import Binding
-from ._calls import Attr
-from ._index import Index
-from ._nearest import explain
-from ._reading import PatternGraph as PatternGraph
-from ._reading import read_pattern as read_pattern
-from ._search import Search
-from ._written import call_module as call_module
+from .binding import Binding
+from .calls import Attr
+from .index import Index
+from .nearest import explain
+from .reading import PatternGraph as PatternGraph
+from .reading import read_pattern as read_pattern
+from .search import Search
+from .written import call_module as call_module
 
 CALLS = ("call_function", "call_method", "call_module")
 

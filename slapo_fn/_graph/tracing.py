@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ._fork import Fork
-from ._forward import Forward
-from ._program import Program
-from ._traced import program_of
-from ._tracer import AsksMode, ForwardTracer, Settings
-from ._watch import Refusal, Watch, located
-from .errors import TraceError
+from .._fork import Fork
+from .._forward import Forward
+from ..errors import TraceError
+from .program import Program
+from .traced import program_of
+from .tracer import AsksMode, ForwardTracer, Settings
+from .watch import Refusal, Watch, located
 
 
 def trace_forward(module: nn.Module, path: str, settings: Settings) -> Program:

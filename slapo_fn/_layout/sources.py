@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from .errors import ArgumentError, WeightsError
+from ..errors import ArgumentError, WeightsError
 
 Shape: TypeAlias = tuple[int, ...]
 

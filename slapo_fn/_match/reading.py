@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._calls import Form, counts, form, form_of, plain, size_item
-from ._text import short
-from ._written import Tracer, call_module, declared, refused, returned, traced
+from .._text import short
+from .calls import Form, counts, form, form_of, plain, size_item
+from .written import Tracer, call_module, declared, refused, returned, traced
 
 # ---- what a pattern's arguments may be, beside constants; each is one object of its pattern, equal to itself alone
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from ._calls import Attr, called_with, same
-from ._find import find
-from ._glob import parse
-from ._index import Index
-from ._reading import FLAG, Free, Input, PatternGraph, Ref, Step, Weight, Whatever
-from ._rules import fits
+from .._find import find
+from .._glob import parse
+from .._rules import fits
+from .calls import Attr, called_with, same
+from .index import Index
+from .reading import FLAG, Free, Input, PatternGraph, Ref, Step, Weight, Whatever
 
 
 class Search:

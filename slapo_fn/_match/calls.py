@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-from ._spell import IGNORED, Op, Spelling, lookup
+from .spell import IGNORED, Op, Spelling, lookup
 
 WINDOWS = ("stride", "padding", "dilation", "kernel_size", "output_size")
 

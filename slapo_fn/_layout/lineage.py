@@ -20,10 +20,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from ._inverse import over
-from ._sources import Cat, Shape, Source, WeightMap, names, rename, resolved
-from ._tree import below, join, own_tensors
-from .errors import WeightsError
+from .._tree import below, join, own_tensors
+from ..errors import WeightsError
+from .inverse import over
+from .sources import Cat, Shape, Source, WeightMap, names, rename, resolved
 
 Place: TypeAlias = tuple[dict[str, Any], str]
 ATTRIBUTE = "weight_map"

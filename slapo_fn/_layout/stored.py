@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._text import what
-from .errors import ArgumentError, WeightsError
+from .._text import what
+from ..errors import ArgumentError, WeightsError
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {

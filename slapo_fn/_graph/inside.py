@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import fx, nn
 
-from ._matcher import Match, Matches, Operand, PatternGraph, by_target, find_matches, nearest
-from ._outline import free_name
-from ._program import Program
-from ._rules import Places, Rule, Site
-from ._subgraph import Subgraph, op
-from ._text import short
-from ._tracer import Settings
-from ._tracing import is_leaf, program_or_trace
-from ._tree import join
-from .errors import MisfitError, NoMatchError, TraceError
+from .._match.matcher import Match, Matches, Operand, PatternGraph, by_target, find_matches, nearest
+from .._rules import Places, Rule, Site
+from .._text import short
+from .._tree import join
+from ..errors import MisfitError, NoMatchError, TraceError
+from .outline import free_name
+from .program import Program
+from .subgraph import Subgraph, op
+from .tracer import Settings
+from .tracing import is_leaf, program_or_trace
 
 
 @dataclass(frozen=True)

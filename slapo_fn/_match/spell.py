@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._equal import SPELLING, rows
+from .equal import SPELLING, rows
 
 MISSING = inspect.Parameter.empty
 IGNORED = ("_stacklevel", "implicit", "half_to_float", "cudnn_enable", "cudnn_enabled", "inplace")

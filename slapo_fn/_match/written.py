@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate
 from torch.fx.proxy import TraceError
 
-from ._text import short, what
-from .errors import PatternError
+from .._text import short, what
+from ..errors import PatternError
 
 
 def call_module(which: str | type[nn.Module], *args: Any, **kwargs: Any) -> Any:

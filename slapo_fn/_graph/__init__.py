@@ -1,0 +1,1 @@
+"""A forward as a graph, and the parts of one: traced, drawn out as modules, put back."""

@@ -1,0 +1,1 @@
+"""Where tensors come from, read in both directions: checkpoints of the model before."""
