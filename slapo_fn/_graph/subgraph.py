@@ -153,7 +153,7 @@ def part_of(match: Match) -> fx.Graph:
                 known[looked_up] = graph.node_copy(looked_up)
         known[node] = graph.node_copy(node, known.__getitem__)
     results = tuple(known[node] for node in match.outputs)
-    graph.output(results if len(results) > 1 else results[0])
+    graph.output(results if len(results) > 1 else next(iter(results)))
     return graph
 
 

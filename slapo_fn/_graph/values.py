@@ -24,8 +24,8 @@ def not_none(value: Any, name: str) -> None:
 class Value(fx.Proxy):
     """A traced value. What cannot be known of it, its text say, is refused."""
 
-    def __getattr__(self, name: str) -> Attribute:
-        return ValueAttribute(self, name)
+    def __getattr__(self, k: str) -> Attribute:
+        return ValueAttribute(self, k)
 
     def __str__(self) -> str:
         return _told(self)

@@ -5,6 +5,9 @@
 On a traced value such a test has one answer, whatever the call. `Watch` sees the functions that run during a trace.
 """
 
+# pyright: reportUnknownMemberType=false
+# torch's functions are only partly typed.
+
 from __future__ import annotations
 
 import dis
