@@ -13,6 +13,11 @@ The groups, one file each:
     import      what `import slapo_fn` adds to `import torch`
     running     checkpoint, hook and compile beside the same written by hand
     graphs      twelve equal blocks compile once
+    patterns    find 96 places inside forwards, beside torch.fx's own matcher
+    nodes       replace 400 calls of one forward, beside one pass of torch.fx by hand
+    fused       q/k/v, gate/up and whole MLPs beside the same layers apart
+    loss        memory and time of a head's cross entropy in chunks, beside all logits at once
+    blocks      compiling each block beside compiling the whole: cold start and step
     peers       the same replacement by other tools, as far as they are installed
 
 A row is ``ok`` or ``over`` its target; being over fails nothing, since machines differ. The exit status is 0 unless a
@@ -37,9 +42,9 @@ from time import perf_counter
 
 from ._measure import Row
 
-FILES = {name: name for name in ("swap", "linear", "entries", "import", "running", "graphs", "peers")} | {
-    "import": "importing"
-}
+COSTS = ("swap", "linear", "entries", "import", "running", "graphs", "patterns", "nodes")
+GAINS = ("fused", "loss", "blocks")
+FILES = {name: name for name in (*COSTS, *GAINS, "peers")} | {"import": "importing"}
 RESULTS = Path(__file__).with_name("RESULTS.md")
 COMMANDS = """\
 pip install --no-deps torchao   # optional: one of the peers
