@@ -16,6 +16,7 @@ from typing_extensions import TypeVar as DefaultTypeVar
 from ._algebra import Both, Complement, Either, Picked, Sliced, Without
 from ._rules import Filtered, M_co, Rule, Site
 from ._text import fold, kind, page, what
+from ._tree import held_collector
 from .errors import ArgumentError
 
 M = DefaultTypeVar("M", bound=nn.Module, default=nn.Module)
@@ -168,7 +169,8 @@ Target: TypeAlias = Union[str, list[str], "re.Pattern[str]", type[M], Selector[M
 
 def look_up(model: nn.Module, selector: Selector[N]) -> Selection[N]:
     """Resolve a selector on a model."""
-    return Selection(model, selector.resolve(model), selector)
+    with held_collector():
+        return Selection(model, selector.resolve(model), selector)
 
 
 def _part(rule: Rule, which: int | slice) -> Rule:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import fx, nn
@@ -18,7 +18,7 @@ from .._tree import join
 from ..errors import MisfitError, NoMatchError, TraceError
 from .outline import free_name
 from .program import Program
-from .subgraph import Subgraph, op
+from .subgraph import Subgraph, op, signature_of
 from .tracer import Settings
 from .tracing import is_leaf, program_or_trace
 
@@ -109,9 +109,9 @@ class Pattern(Within):
         return find_matches(self.pattern, graph, owner)
 
     def _why(self, looked: list[tuple[str, nn.Module, Program]]) -> list[str]:
-        near = [(path, nearest(self.pattern, graph, owner)) for path, owner, one in looked for graph in one.graphs[:1]]
-        told = [f"In {path or 'the root'}: {text}" for path, text in near if text]
-        return told[:3] or super()._why(looked)
+        near = ((path, nearest(self.pattern, one.graphs[0], owner)) for path, owner, one in looked)
+        told = (f"In {path or 'the root'}: {text}" for path, text in near if text)
+        return list(islice(told, 3)) or super()._why(looked)
 
     def __str__(self) -> str:
         return f"{self.within} ~ {short(self.pattern.fn)}"
@@ -130,6 +130,7 @@ class Calls(Within):
 
     def find(self, graph: fx.Graph, owner: nn.Module) -> Matches:
         nodes = [match.nodes[0] for match in by_target(graph, self.called)]
+        nodes = [node for node in nodes if not _calls_a_part(node, owner)]
         return Matches([_as_called(node) for node in nodes if self.predicate is None or self.predicate(node)], [])
 
     def __str__(self) -> str:
@@ -199,12 +200,14 @@ def _as_called(node: fx.Node) -> Match:
     return Match((node,), tuple(inputs), _said(node), (node,))
 
 
+def _calls_a_part(node: fx.Node, owner: nn.Module) -> bool:
+    return node.op == "call_module" and isinstance(owner.get_submodule(str(node.target)), Subgraph)
+
+
 def _said(node: fx.Node) -> dict[str, Any]:
     """A call's keywords, but for those that only spell a default out, as torch's functions do when they are traced."""
-    try:
-        parameters = dict(inspect.signature(node.target).parameters) if callable(node.target) else {}
-    except (TypeError, ValueError):
-        parameters = {}
+    signature = signature_of(node.target) if node.kwargs else None
+    parameters = dict(signature.parameters) if signature else {}
     return {
         key: value
         for key, value in node.kwargs.items()

@@ -247,6 +247,8 @@ def _looked_up(graph: fx.Graph) -> Iterable[tuple[bool, str]]:
 
 def _namespace(owner: nn.Module, part: Subgraph) -> nn.Module:
     """What a part looks up while its modules are on their way, under the paths that they have in the owner."""
+    if not part.looks_up:
+        return owner
     made = nn.Module().train(owner.training)
     for is_attribute, target in (one for graph in part.program.graphs for one in _looked_up(graph)):
         path, _, last = target.rpartition(".")

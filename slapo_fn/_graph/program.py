@@ -43,7 +43,6 @@ class Program:
     inlined: tuple[str, ...]
     settings: Any
     constants: tuple[tuple[str, Tensor], ...]
-    functions: tuple[Run, ...]
 
     def __init__(
         self,
@@ -53,10 +52,17 @@ class Program:
         constants: tuple[tuple[str, Tensor], ...] = (),
     ) -> None:
         self.graphs = graphs
+        self.made: tuple[Run, ...] | None = None
         self.constants = constants
         self.inlined = inlined
         self.settings = settings
-        self.functions = tuple(map(compiled, graphs))
+
+    @property
+    def functions(self) -> tuple[Run, ...]:
+        """The graphs' functions, made when they are first asked for."""
+        if self.made is None:
+            self.made = tuple(map(compiled, self.graphs))
+        return self.made
 
     def with_graphs(self, graphs: tuple[fx.Graph, ...]) -> Program:
         """The same program with other graphs."""

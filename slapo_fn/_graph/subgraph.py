@@ -8,6 +8,7 @@ def forward(self, x):                          def forward(self, x):
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from ..nn.function import Function
 from .program import Graphed, Program, new_graph
 from .traced import program_of
 
+LOOKS_UP = ("call_module", "get_attr")
 Matches = tuple[Match | None, ...]
 HOOKS_IN = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")
 HOOKS_OUT = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -47,9 +49,11 @@ class Subgraph(nn.Module, Graphed):
             scope=owner,
             matches=matches,
             source=program,
-            program=Program(tuple(part_of(match) for match in there)),
             paths=tuple(dict.fromkeys(str(node.target) for node in first.nodes if node.op == "call_module")),
             ops=tuple(map(op, first.nodes)),
+            looks_up=any(
+                one.op in LOOKS_UP for match in there for node in match.nodes for one in (node, *node.all_input_nodes)
+            ),
             constants=dict(first.constants),
             is_drawn_out=False,
             inputs=tuple(map(_named, first.inputs)),
@@ -62,12 +66,20 @@ class Subgraph(nn.Module, Graphed):
     scope: nn.Module
     matches: Matches
     source: Program | None  # of the owner's whole forward, while a pass works on the part
-    program: Program
     paths: tuple[str, ...]
     ops: tuple[str, ...]
+    looks_up: bool  # whether the operations look anything up: a module, a tensor, a flag
     constants: Mapping[str, Any]
     inputs: tuple[str, ...]
     outputs: int
+
+    @property
+    def program(self) -> Program:
+        """The operations as a program of their own, made when it is first asked for."""
+        if "made" not in vars(self):
+            vars(self)["made"] = Program(tuple(part_of(match) for match in self.matches if match is not None))
+        made: Program = vars(self)["made"]
+        return made
 
     @property
     def calls(self) -> tuple[nn.Module, ...]:
@@ -104,6 +116,7 @@ class Subgraph(nn.Module, Graphed):
 
     def settle(self) -> None:
         """Forget what only the pass needs, and look modules up on the owner from now on."""
+        assert self.program.functions  # made now, and not while the module is compiled
         vars(self).update(scope=self.owner, matches=(), source=None, is_drawn_out=False)
 
     def extra_repr(self) -> str:
@@ -167,7 +180,9 @@ def lift_hooks(part: Subgraph, new: nn.Module) -> None:
         return  # it is written into the graph, and carries none
     kept = set(map(id, new.modules()))
     first, last = next(iter(part.nodes)), part.nodes[-1]
-    taken = {one for node in part.nodes for one in node.all_input_nodes if one not in part.nodes and one.op != "get_attr"}
+    taken = {
+        one for node in part.nodes for one in node.all_input_nodes if one not in part.nodes and one.op != "get_attr"
+    }
     if first.op == "call_module" and taken <= set(first.all_input_nodes):
         _lift(part, first, HOOKS_IN, kept)
     if last.op == "call_module" and part.outputs == 1:
@@ -185,6 +200,15 @@ def _lift(part: Subgraph, node: fx.Node, tables: tuple[str, ...], kept: set[int]
         mine[table], theirs[table] = theirs[table], mine[table]
 
 
+@functools.lru_cache(maxsize=1024)
+def signature_of(function: Any) -> inspect.Signature | None:
+    """A function's signature, or None where it does not say."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
 def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The constants that a new module is called with, beside the pattern's inputs.
 
@@ -193,9 +217,8 @@ def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any]) -> dict[s
     """
     run = new.function if isinstance(new, Function) else new.forward
     given = {**part.constants, **extra}
-    try:
-        signature = inspect.signature(run)
-    except (TypeError, ValueError):  # a builtin function, which does not say
+    signature = signature_of(run)
+    if signature is None:  # a builtin function, which does not say
         return given
     names = part.inputs + tuple(f"and {name}=" for name in given)
     try:

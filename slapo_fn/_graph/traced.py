@@ -53,4 +53,5 @@ def run_by(module: nn.Module, program: Program) -> None:
     """Let a module run a program."""
     for name, tensor in program.constants:
         module.register_buffer(name, tensor, persistent=False)
+    assert program.functions  # made now, and not while the module is compiled
     wrap(module, Traced(module, program))

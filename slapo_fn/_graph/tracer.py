@@ -30,7 +30,7 @@ from ..errors import TraceError
 from .program import Program
 from .traced import Traced
 from .values import Value, fixed, not_none
-from .watch import Refusal, here, place
+from .watch import Refusal, here, place, set_profile
 
 LEAF = "draw no code of it in: leaves=…, or trace the modules inside it"
 MAKES_NEW = """arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint
@@ -203,6 +203,14 @@ class ForwardTracer(fx.Tracer):
         if _around() != self.around:
             self.refuse("computes under no_grad, autocast or the like, which a graph does not hold.", LEAF)
         return super().create_node(*args, **kwargs)
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> Any:
+        watch = sys.getprofile()  # what fx does to note an operation is no code of the user's, and needs no watching
+        sys.setprofile(None)
+        try:
+            return super().create_proxy(*args, **kwargs)
+        finally:
+            set_profile(watch)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, dict) and type(a) is not dict:  # transformers' outputs are such

@@ -80,6 +80,7 @@ class Watch:
         self.tracer = tracer
         self.refusal: Refusal | None = None
         self.changed: list[dict[str, Any]] = []
+        self.codes: dict[int, tuple[CodeType, tuple[Question, ...] | None, str]] = {}
         self.own: dict[str, Any] = {"isinstance": self._isinstance, "print": self._print, "getattr": self._getattr}
         for name, ask in ASKING.items():
             self.own[name] = functools.partial(self._ask, name, ask)
@@ -90,42 +91,49 @@ class Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.setprofile(self.before)
+        sys.setprofile(None)
+        set_profile(self.before)
         for space in self.changed:
             for name, own in self.own.items():
                 if space.get(name) is own:
                     del space[name]
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if self.refusal is not None:
+        code = frame.f_code
+        known = self.codes.get(id(code))  # by identity, for a code's own hash reads all of it
+        if known is None:
+            known = self.codes[id(code)] = (code, questions(code), FORBIDDEN.get(code, ""))
+        _, asked, forbidden = known
+        if forbidden and event == "call":
+            self._forbid(frame, forbidden)
+        if asked is None or self.refusal is not None or event == "c_return":
             return
         if event == "c_call":
             self._called(frame, arg)
-        if event not in ("call", "return"):
-            return
-        code = frame.f_code
-        if code in FORBIDDEN and event == "call":
-            self._forbid(frame, FORBIDDEN[code])
-        asked = questions(code)
-        if asked is None:
-            return
-        if event == "call":
-            for name, own in self.own.items():  # the function's module gets these in place of the builtin ones
-                if name in code.co_names and name not in frame.f_globals:
-                    frame.f_globals[name] = own
-                    self.changed.append(frame.f_globals)
-        for question in asked:
-            self._look(code, question, frame.f_locals.get(question.name))
+        elif event in ("call", "return"):
+            if event == "call":
+                self._enter(code, frame.f_globals)
+            for question in asked:
+                self._look(code, question, frame.f_locals.get(question.name))
+
+    def _enter(self, code: CodeType, space: dict[str, Any]) -> None:
+        """Give a function's module our own in place of the builtin ones that it uses."""
+        for name, own in self.own.items():
+            if name in code.co_names and name not in space:
+                space[name] = own
+                self.changed.append(space)
 
     def _called(self, frame: FrameType, function: Any) -> None:
         is_random = getattr(function, "__self__", None) is DICE
-        if (is_random or function in FORBIDDEN_C) and not ours(frame.f_code.co_filename):
+        if is_random or function in FORBIDDEN_C:
             what = "draws a random number of python's" if is_random else FORBIDDEN_C[function]
             self.refusal = Refusal(
                 place(frame.f_code.co_filename, frame.f_lineno), f"{what}, once, while it is traced."
             )
 
     def _forbid(self, frame: FrameType, what: str) -> None:
+        if self.refusal is not None:
+            return
         outer: FrameType | None = frame.f_back
         while outer is not None and outer.f_code.co_filename.startswith(TORCH):
             outer = outer.f_back
@@ -167,6 +175,14 @@ class Watch:
 
     def _refuse(self, reason: str, way_out: str = "") -> None:
         self.refusal = self.refusal or here(reason, way_out)
+
+
+def set_profile(profile: Any) -> None:
+    """Let a profile go on: a function, or a profiler such as cProfile's, which is none."""
+    if profile is None or callable(profile):
+        sys.setprofile(profile)
+    else:
+        profile.enable()
 
 
 def here(reason: str, way_out: str = "") -> Refusal:
