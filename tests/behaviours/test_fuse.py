@@ -139,7 +139,6 @@ def test_b087_a_fused_dropout_still_obeys_eval() -> None:
         assert not torch.equal(evaluated.train()(X), model[0](X))
 
 
-@pytest.mark.xfail(strict=True, reason="a flag that a free constant stands for is passed as an Operand")
 def test_b087_also_a_functional_one() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return F.dropout(F.relu(x), 0.9, self.training)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 from typing import Any
 
@@ -18,7 +17,6 @@ from .nets_parts import Empty, within
 
 X = torch.rand(3, 4)
 TRACE = slapo.trace(Empty, "")
-silent = functools.partial(pytest.mark.xfail, strict=True)
 
 
 def same_or_refused(model: nn.Module, *calls: tuple[Any, ...], sch: slapo.Schedule = TRACE, mode: Any = None) -> None:
@@ -47,12 +45,10 @@ def asks_none(self: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x * 2
 
 
-@silent(reason="_may_be_none looks at arguments with the default None only")
 def test_whether_an_argument_without_a_default_is_none() -> None:
     same_or_refused(within(asks_none), (X, None), (X, X))
 
 
-@silent(reason="_may_be_none looks at arguments only, and not at what a child gives")
 def test_whether_a_child_gave_none() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         y = self.child(x)
@@ -77,17 +73,9 @@ QUESTIONS: dict[str, Any] = {
     "identity": lambda self, x: x if x is self.seen else x * 2,
     "in a list": lambda self, x: x if any(x is one for one in [self.seen]) else x * 2,
 }
-WRONG = {"is_tensor", "type", "hasattr", "getattr", "callable", "text", "str", "python's random", "is grad enabled",
-         "is autocast enabled", "seed", "identity", "in a list"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(one, marks=silent(reason="no question that Watch knows") if one in WRONG else ())
-        for one in QUESTIONS
-    ],
-)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_questions(name: str) -> None:
     model = within(QUESTIONS[name], seen=X)
     same_or_refused(model, (X,))
@@ -95,7 +83,6 @@ def test_questions(name: str) -> None:
     same_or_refused(model, (X,), mode=lambda: torch.autocast("cpu"))
 
 
-@silent(reason="the forward's own except catches the refusal")
 def test_a_forward_that_catches_all() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         try:
@@ -108,7 +95,6 @@ def test_a_forward_that_catches_all() -> None:
     same_or_refused(within(forward), (X,), (-X,))
 
 
-@silent(reason="the flag of a child of torch's own is a constant of the graph; only its mode at tracing time counts")
 @pytest.mark.parametrize("training", [False, True])
 def test_the_flag_of_a_child_is_looked_up_at_each_call(training: bool) -> None:
     model = within(lambda self, x: F.dropout(x, self.drop.p, self.drop.training), drop=nn.Dropout(0.9)).train(training)
@@ -133,9 +119,7 @@ def no_autocast(self: Any, x: Tensor) -> Tensor:
         return self.fc(x)
 
 
-@pytest.mark.parametrize(
-    "around", [torch.enable_grad, pytest.param(torch.no_grad, marks=silent(reason="_around as applied"))]
-)
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
 def test_no_grad_inside_wherever_it_is_traced(around: Any) -> None:
     model = within(no_grad, fc=nn.Linear(4, 4), scale=nn.Parameter(torch.ones(4)))
     try:
@@ -150,10 +134,8 @@ def test_no_grad_inside_wherever_it_is_traced(around: Any) -> None:
 @pytest.mark.parametrize(
     ("forward", "mode"),
     [
-        pytest.param(
-            enable_grad, torch.no_grad, marks=silent(reason="no change at tracing time is none that is noticed")
-        ),
-        pytest.param(no_autocast, lambda: torch.autocast("cpu"), marks=silent(reason="as above")),
+        (enable_grad, torch.no_grad),
+        (no_autocast, lambda: torch.autocast("cpu")),
     ],
 )
 def test_a_context_that_changes_nothing_while_it_is_traced(forward: Any, mode: Any) -> None:
@@ -170,9 +152,7 @@ class Straight(torch.autograd.Function):
         return grad * 3
 
 
-@pytest.mark.parametrize(
-    "around", [torch.enable_grad, pytest.param(torch.no_grad, marks=silent(reason="_around as applied"))]
-)
+@pytest.mark.parametrize("around", [torch.enable_grad, torch.no_grad])
 def test_a_function_with_a_gradient_of_its_own(around: Any) -> None:
     model = within(lambda self, x: Straight.apply(x))
     try:
@@ -190,7 +170,6 @@ class Counter:
         self.count = 0
 
 
-@silent(reason="_state looks at attributes, and one level into containers")
 @pytest.mark.parametrize("kind", ["nested", "object"])
 def test_what_a_forward_writes_further_in(kind: str) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:

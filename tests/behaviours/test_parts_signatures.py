@@ -56,7 +56,6 @@ def test_b115_signatures(name: str) -> None:
             out(*args, **kwargs, unknown=1)
 
 
-@pytest.mark.xfail(strict=True, reason="_bound gives them in the signature's order, and co_varnames has *args after z")
 def test_b115_keyword_only_arguments_behind_args() -> None:
     model = within(lambda self, x, *rest, z=2: x * z + rest[0])
     out = slapo.apply(model, slapo.trace(Empty, ""))

@@ -48,7 +48,6 @@ def test_b100_recursively_with_all_names_and_leaves_as_they_are(inplace: bool) -
     equal(reference, out, X)
 
 
-@pytest.mark.xfail(strict=True, reason="the node's name, a variable then, is that of the module: self")
 @pytest.mark.parametrize("settings", [{}, {"recursive": True}, {"flat": True, "leaves": "self"}])
 def test_b102_a_child_that_is_called_self_as_in_bert(settings: dict[str, Any]) -> None:
     model = within(lambda own, x: own.output(own.self(x)), output=nn.Linear(4, 4))
@@ -174,7 +173,6 @@ def test_b109_its_own_tensors(kind: str, flat: bool) -> None:
     assert torch.equal(copied(X), torch.ones(3, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="fx puts it on the traced copy, and that is taken for a write of the forward")
 def test_b109_a_constant_tensor_from_outside() -> None:
     model = within(lambda self, x: x * CONSTANT)
     out = slapo.apply(model, slapo.trace(Empty, ""))
