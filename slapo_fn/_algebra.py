@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 
 from torch import nn
 
-from ._rules import Places, Rule, every, in_order
+from ._rules import Places, Rule, every, identity, in_order
 from .errors import CountError, NoMatchError
 
 
 def sifted(others: Places, places: Places, *, within: bool) -> Places:
     """The places whose modules are among others, or are not."""
-    known = {id(site.module) for site in others}
-    return [site for site in places if (id(site.module) in known) is within]
+    known = {identity(site.module) for site in others}
+    return [site for site in places if (identity(site.module) in known) is within]
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,9 @@ class Work(Generic[Model]):
             after = kind(new)
             if site.children:
                 path, (before, after) = join(path, f"{{{','.join(site.children)}}}"), site.shown
-            self.rows.append(Row(self.number, path, before, after, aliases, new, new is not old, isinstance(old, Subgraph)))
+            self.rows.append(
+                Row(self.number, path, before, after, aliases, new, new is not old, isinstance(old, Subgraph))
+            )
 
     # ---- the end
 

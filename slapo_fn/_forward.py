@@ -9,6 +9,7 @@ rebind it to the copied module, `inspect.signature` sees the class's own signatu
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -47,6 +48,11 @@ class Forward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(*args, **kwargs)
+
+    @property
+    def __code__(self) -> types.CodeType:  # torch.export asks a forward for it
+        code: types.CodeType = type(self.module).forward.__code__
+        return code
 
     @property
     def __signature__(self) -> inspect.Signature:

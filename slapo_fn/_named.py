@@ -40,7 +40,9 @@ def named_tensors(path: str, module: nn.Module, names: str) -> Iterator[tuple[st
         ParameterNameError: None does, though a name was asked for.
     """
     if isinstance(module, Share):
-        raise MisfitError(f"{path} is a part of a fused layer and has no weights of its own: select the fused layer", [path])
+        raise MisfitError(
+            f"{path} is a part of a fused layer and has no weights of its own: select the fused layer", [path]
+        )
     glob = parse(names)
     known: list[str] = []
     met = False

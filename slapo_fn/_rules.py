@@ -69,6 +69,11 @@ def fits(module: nn.Module, type: builtins.type[nn.Module], subclasses: bool) ->
     return subclasses or type.forward in (nn.Module.forward, kind.forward)
 
 
+def identity(module: nn.Module) -> object:
+    """What tells a place from others: the very module, or which operations of whose forward a part is."""
+    return vars(module).get("place", id(module))
+
+
 def every(root: nn.Module) -> Places:
     """Every distinct module with its first path."""
     return [Site(*place) for place in find(root, parse("**"))]
@@ -77,7 +82,7 @@ def every(root: nn.Module) -> Places:
 def in_order(root: nn.Module, places: Iterable[Site[nn.Module]]) -> Places:
     """Each module once, in module order."""
     order = {id(module): number for number, module in enumerate(below(root))}
-    first = {id(site.module): site for site in reversed(list(places))}
+    first = {identity(site.module): site for site in reversed(list(places))}
     found = list(first.values())[::-1]  # a part of a forward stands where the module is that it belongs to
     return sorted(found, key=lambda site: order[id(vars(site.module).get("owner", site.module))])
 

@@ -91,7 +91,9 @@ class Tree:
         self.tensors: dict[
             int, tuple[Tensor, Tensor, bool, Tensor | None, dict[str, Any]]
         ] = {}  # and what tensors were
-        self.links: list[tuple[nn.Module, str]] = []  # plain attributes of what was made in this pass, that lead to modules
+        self.links: list[
+            tuple[nn.Module, str]
+        ] = []  # plain attributes of what was made in this pass, that lead to modules
         self.puts: list[tuple[nn.Module, str, nn.Module]] = []  # of an edit in place: what stood where
         self._parents: dict[int, Registration] = {}  # of each module, one of its registrations
         self._others: dict[int, list[Registration]] = {}  # and whatever further ones it has or had

@@ -31,8 +31,9 @@ def pattern(
     Args:
         fn: A function of tensors. Its positional parameters stand for any values, and what is put in the place is called
             with them in their order; its keyword-only parameters stand for any constants, and are passed by name. It
-            calls modules of the forward by ``call_module(path or class, x)``, and may return several values. Or a
-            module, whose forward is the function, and whose children are compared by class and configuration.
+            calls modules of the forward by ``call_module(path or class, x)``, and may return several values. A module that
+            it calls from outside stands for any of its class and configuration, whatever the weights. Or a module, whose
+            forward is the function.
         within: The modules whose forwards are looked into, each its own code only.
         flat: Whether the code of the modules that a forward calls is drawn in, too.
 

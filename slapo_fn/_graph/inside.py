@@ -54,7 +54,12 @@ class Within(Rule):
             looked.append((path, module, program))
             found += self._sites(path, module, program)
         if not found:
-            raise NoMatchError("\n".join([f"{self} matches nothing.", *self._why(looked), *map(str, refused[:3])]))
+            told = [f"{self} matches nothing.", *self._why(looked), *map(str, refused[: 1 if looked else 3])]
+            if looked and self.settings.depth == 0:
+                told.append(
+                    "Each forward is looked into on its own: flat=True draws in those that it calls, or name these in within."
+                )
+            raise NoMatchError("\n".join(told))
         return found
 
     def _sites(self, path: str, module: nn.Module, program: Program) -> Places:

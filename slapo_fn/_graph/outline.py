@@ -26,6 +26,7 @@ from ..nn.function import Function
 from .program import callable_by_name, copied
 from .subgraph import Subgraph, keywords, outside
 from .traced import run_by
+from .values import several
 
 
 class Outline:
@@ -43,6 +44,9 @@ class Outline:
             parts[name].reopen()
         program = next(iter(parts.values())).source
         assert program is not None
+        for part in parts.values():
+            if part.source is not program and part.source == program:
+                part.onto(program)
         if any(part.source is not program for part in parts.values()):
             raise MisfitError("one entry takes the places of one pattern: give each pattern an entry of its own")
         self.program = program
@@ -104,7 +108,7 @@ class Outline:
     # ---- a part is replaced
 
     def rename(
-        self, part: Subgraph, new: nn.Module, path: str, wanted: str | None, constants: Mapping[str, Any]
+        self, part: Subgraph, new: nn.Module, path: str, wanted: str | None, constants: Mapping[str, Any] | None
     ) -> str:
         """Register what took a part's place under a name of its own; gives its path.
 
@@ -195,12 +199,16 @@ def _call(
                 arguments.append(graph.get_attr(operand.attribute) if operand.attribute else value)
     declared = [operand.node for operand in match.inputs]
     call.args = (*arguments, *(values[node] for node in outside(match) if node not in declared))
-    after, inside = call, {known[node] for node in match.nodes}
+    after = whole = call
+    inside = {known[node] for node in match.nodes}
+    if len(match.outputs) > 1:
+        with graph.inserting_after(after):
+            after = whole = graph.call_function(several, (call, len(match.outputs)))
     for number, output in enumerate(match.outputs):
         result = call
         if len(match.outputs) > 1:
             with graph.inserting_after(after):
-                result = after = graph.call_function(getitem, (call, number))
+                result = after = graph.call_function(getitem, (whole, number))
         known[output].replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
         values[output] = result
     return call

@@ -81,7 +81,7 @@ class Program:
     def __hash__(self) -> int:
         return hash((self.functions, self.inlined))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n\n".join(source(graph) for graph in self.graphs)
 
 

@@ -56,6 +56,7 @@ class Subgraph(nn.Module, Graphed):
             ),
             constants=dict(first.constants),
             is_drawn_out=False,
+            place=(id(owner), tuple(node.name for node in first.nodes)),
             inputs=tuple(map(_named, first.inputs)),
             outputs=len(first.outputs),
         )
@@ -108,6 +109,14 @@ class Subgraph(nn.Module, Graphed):
         function = functions[0 if self.scope.training or len(functions) == 1 else 1]
         return function(self.scope, *args)
 
+    def onto(self, program: Program) -> None:
+        """Be a part of an equal program: of another look at the same forward."""
+        moved: list[Match | None] = []
+        for match, graph in zip(self.matches, program.graphs, strict=True):
+            nodes = {node.name: node for node in graph.nodes}
+            moved.append(match and _renamed(match, nodes))
+        vars(self).update(matches=tuple(moved), source=program)
+
     def reopen(self) -> None:
         """Be worked on again, after an earlier entry has left the part as a module."""
         program = program_of(self.owner)
@@ -139,6 +148,16 @@ def _named(operand: Operand) -> str:
     if operand.node is not None:
         return operand.node.name
     return operand.attribute or short(operand.value)
+
+
+def _renamed(match: Match, nodes: Mapping[str, fx.Node]) -> Match:
+    def found(value: Any) -> Any:
+        return fx.map_arg(value, lambda node: nodes[node.name])
+
+    inputs = tuple(one._replace(node=one.node and nodes[one.node.name], value=found(one.value)) for one in match.inputs)
+    constants = {k: one if isinstance(one, Operand) else found(one) for k, one in match.constants.items()}
+    here, outputs = (tuple(nodes[node.name] for node in some) for some in (match.nodes, match.outputs))
+    return Match(here, inputs, constants, outputs)
 
 
 def outside(match: Match) -> list[fx.Node]:
@@ -209,17 +228,19 @@ def signature_of(function: Any) -> inspect.Signature | None:
         return None
 
 
-def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any]) -> dict[str, Any]:
+def keywords(part: Subgraph, new: nn.Module, extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """The constants that a new module is called with, beside the pattern's inputs.
 
     Raises:
         MisfitError: It takes another number of inputs.
     """
     run = new.function if isinstance(new, Function) else new.forward
-    given = {**part.constants, **extra}
+    given = {**part.constants, **(extra or {})}
     signature = signature_of(run)
     if signature is None:  # a builtin function, which does not say
         return given
+    if extra is None:  # the module was made of the part, and may have taken its constants in
+        given = {name: value for name, value in given.items() if name in signature.parameters}
     names = part.inputs + tuple(f"and {name}=" for name in given)
     try:
         signature.bind(*part.inputs, **given)

@@ -22,7 +22,6 @@ from torch.fx._symbolic_trace import _patch_function  # lets *args and **kwargs 
 from torch.overrides import TorchFunctionMode
 
 from .._find import find
-from .._forward import Forward
 from .._glob import parse
 from .._inherit import has_hooks
 from .._rules import fits
@@ -31,6 +30,7 @@ from .program import Program
 from .traced import Traced
 from .values import Value, fixed, not_none
 from .watch import Refusal, here, place, set_profile
+from .writes import state_of
 
 LEAF = "draw no code of it in: leaves=…, or trace the modules inside it"
 MAKES_NEW = """arange bartlett_window empty empty_strided eye full hann_window linspace logspace normal ones rand randint
@@ -71,7 +71,7 @@ class ForwardTracer(fx.Tracer):
         self.flags: set[fx.Node] = set()
         self.refused: Refusal | None = None
         self.guarded: dict[fx.Node, str] = {}
-        self.before = [(path, module, _state(module)) for path, module in root.named_modules()]
+        self.before = [(path, module, state_of(module)) for path, module in root.named_modules()]
         self.leaves = {id(found) for leaf in settings.leaves for found in _chosen(root, leaf)}
         self.around = _around()
 
@@ -106,7 +106,9 @@ class ForwardTracer(fx.Tracer):
         for name in path.split("."):
             found = vars(found)["_modules"].get(name)
             if found is None or not name or hasattr(nn.Module, name):
-                raise TraceError(f"it calls {path!r}, whose name code cannot spell: rename that child, or its parent's class")
+                raise TraceError(
+                    f"it calls {path!r}, whose name code cannot spell: rename that child, or its parent's class"
+                )
         return path
 
     # ---- its arguments
@@ -127,7 +129,13 @@ class ForwardTracer(fx.Tracer):
         return self._bound(root_fn, parameters, given), []
 
     def _argument(self, parameter: inspect.Parameter, constants: dict[str, Any]) -> Any:
-        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        star = (
+            "*"
+            if parameter.kind is parameter.VAR_POSITIONAL
+            else "**"
+            if parameter.kind is parameter.VAR_KEYWORD
+            else ""
+        )
         default = () if parameter.default is parameter.empty else (parameter.default,)
         proxy = self.create_proxy("placeholder", star + parameter.name, default, {})
         if parameter.name not in constants:
@@ -244,7 +252,7 @@ class ForwardTracer(fx.Tracer):
     def written(self) -> Refusal | None:
         """What the forward wrote on its modules, which a graph would not write again."""
         for path, module, state in self.before:
-            for key, value in _state(module).items():
+            for key, value in state_of(module).items():
                 if key not in state or state[key] != value:
                     name = f"{path}.{key}" if path else key
                     return Refusal(f"its forward writes {name},", "which a graph would not do again.")
@@ -270,27 +278,6 @@ def _chosen(root: nn.Module, leaf: str | type[nn.Module]) -> list[nn.Module]:
     if isinstance(leaf, str):
         return [module for _, module in find(root, parse(leaf))]
     return [module for module in root.modules() if fits(module, leaf, False)]
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes, as far as a forward could write on them: by identity, and what its containers hold."""
-    held: dict[str, Any] = {}
-    for key, value in vars(module).items():
-        if key != "training" and not key.startswith("_tensor_constant") and not isinstance(value, Forward):
-            held[key] = _content(value, 4)
-    return held
-
-
-def _content(value: Any, depth: int) -> Any:
-    """What a value is and holds, some levels deep, so that a change shows."""
-    if depth == 0 or isinstance(value, (Tensor, nn.Module, type)):
-        return id(value)
-    if isinstance(value, dict):
-        return id(value), [(id(key), _content(one, depth - 1)) for key, one in value.items()]
-    if isinstance(value, (list, tuple, set)):
-        return id(value), [_content(one, depth - 1) for one in value]
-    held = getattr(value, "__dict__", None)
-    return (id(value), [(key, _content(one, depth - 1)) for key, one in held.items()]) if isinstance(held, dict) else id(value)
 
 
 def _around() -> tuple[bool, ...]:

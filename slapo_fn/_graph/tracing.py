@@ -7,7 +7,8 @@ from torch import nn
 
 from .._fork import Fork
 from .._forward import Forward
-from ..errors import TraceError
+from .._text import what
+from ..errors import ArgumentError, TraceError
 from .program import Program
 from .traced import program_of
 from .tracer import AsksMode, ForwardTracer, Settings
@@ -64,6 +65,8 @@ def graph_of(module: nn.Module) -> Program:
         >>> len(slapo.graph_of(nn.Sequential(nn.ReLU())).graphs[0].nodes)
         3
     """
+    if not isinstance(module, nn.Module):
+        raise ArgumentError(f"graph_of takes a module, not {what(module)}")
     return program_or_trace(module, "", Settings())
 
 

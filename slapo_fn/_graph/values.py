@@ -21,6 +21,16 @@ def not_none(value: Any, name: str) -> None:
         raise TraceError(f"this forward was traced for {name} not None, and it is None")
 
 
+def several(values: Any, count: int) -> Any:
+    """Refuse another number of values than the places that they go to."""
+    if not isinstance(values, (tuple, list)) or len(values) != count:
+        told = f"{len(values)} values" if isinstance(values, (tuple, list)) else f"one {type(values).__name__}"
+        raise TraceError(
+            f"what was put in the place of a part with {count} outputs gave {told}: it has to give {count} values"
+        )
+    return values
+
+
 class Value(fx.Proxy):
     """A traced value. What cannot be known of it, its text say, is refused."""
 

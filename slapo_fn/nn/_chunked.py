@@ -42,7 +42,7 @@ class ChunkedLoss(torch.autograd.Function):
     """The loss; where it is one number, its gradients are made along with it and only scaled in the backward pass."""
 
     @staticmethod
-    def forward(
+    def forward(  # pyrefly: ignore[bad-override]
         ctx: Any,
         x_ND: Tensor,
         weight_VD: Tensor,

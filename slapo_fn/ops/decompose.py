@@ -58,7 +58,9 @@ def decompose_at(site: Site[nn.Module], args: None) -> nn.Module:
             [site.path],
         )
     if nn.parameter.is_lazy(old.weight):
-        raise MisfitError(f"{site.path or 'the root'} has no shape yet (a lazy module): run the model once before", [site.path])
+        raise MisfitError(
+            f"{site.path or 'the root'} has no shape yet (a lazy module): run the model once before", [site.path]
+        )
     if old.bias is None or isinstance(old, LinearWithSeparateBias):
         return old
     return LinearWithSeparateBias.from_linear(old)

@@ -49,7 +49,7 @@ def test_b066_branches_of_one_input_become_one_module_with_a_tuple(inplace: bool
     reference.load_state_dict(model.state_dict())
     out = slapo.apply(model, slapo.replace(Empty, BRANCHES, Heads(), weights=WEIGHTS), inplace=inplace)
     assert set(dict(out.named_children())) == {"Heads_0", "out"}
-    assert text(out).count("heads_of_0[") == 3
+    assert text(out).count("several[") == 3
     equal(reference, out, X, close=True)
     original = slapo.to_original(out)
     assert original.keys() == reference.state_dict().keys()

@@ -186,18 +186,6 @@ def test_layers_fused_in_a_module_that_was_traced_before() -> None:
     assert_close(original_step(model, LLAMA.case.inputs()), original_step(out, LLAMA.case.inputs()), 1e-11)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=slapo.ScheduleError,
-    reason="the modules that the part calls are off their parent while the factory runs",
-)
-def test_the_owner_of_a_part_is_whole_for_the_factory() -> None:
-    from .inside import swiglu
-
-    found = slapo.pattern(swiglu, "**.mlp", flat=True)
-    slapo.apply(LLAMA.case.model(), slapo.fuse(Empty, found, lambda part: slapo.nn.GatedMLP.from_llama(part.owner)))
-
-
 class Layer(nn.Module):
     def __init__(self, act: Any) -> None:
         super().__init__()
