@@ -1,5 +1,8 @@
 """What a forward could write on its modules, as a value that shows any change."""
 
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+# A module's attributes are of any kind.
+
 from __future__ import annotations
 
 from typing import Any
