@@ -60,7 +60,8 @@ class HFAttention(nn.Module):
             attention: A transformers ``GPT2Attention``.
 
         Returns:
-            The attention. The weights, which lie transposed, are copied; biases and dropouts are the very same.
+            The attention. The weights, which lie transposed, are copied; biases and dropouts are the very same. A model
+            that is asked for attention weights gets none, for GPT-2 does not hand the question down.
 
         Raises:
             UnsupportedError: It is cross attention.

@@ -47,7 +47,9 @@ def fuse(
 
     Layers are given by their paths: those of one parent (``"**.{q,k,v}_proj"``, `nn.Linear` or ``Conv1D``) become one
     `FusedLinear` beside them, registered as ``qkv_proj``, and each of them gives its part of the result, its weight and its
-    sizes, so that the parent's code and what reads their attributes go on as they were. Nothing is traced.
+    sizes, so that the parent's code and what reads their attributes go on as they were. Nothing is traced. Select layers that
+    are called with one input: one that gets another is right, but all of them are computed for it. A plain checkpoint is
+    then loaded by `from_original`, and saved by `to_original`.
 
     Operations are given by a `pattern`. They become the module that ``into`` makes of them, or, without it, a compiled
     function, and then every name stays as it is.
@@ -59,7 +61,8 @@ def fuse(
             it calls are ``subgraph.calls``.
         backend: For a pattern without ``into``: the backend of `torch.compile`; None puts a chain of modules in an
             `nn.Sequential`.
-        name: What the new module is registered as; else it is named after the layers or after its class, with a number.
+        name: What the new module is registered as; else it is named after the layers, in the order in which the parent has
+            them, or after its class, with a number.
 
     Returns:
         The schedule with one more entry.
