@@ -13,7 +13,7 @@ from ._graph.subgraph import Subgraph
 from ._graph.tracer import Settings
 from ._match.matcher import read_pattern
 from ._text import what
-from .errors import ArgumentError
+from .errors import ArgumentError, PatternError
 from .select import as_selector
 from .selection import Selection, Selector, Target
 
@@ -56,7 +56,13 @@ def pattern(
     """
     if not callable(fn):
         raise ArgumentError(f"a pattern is a function of tensors, or a module, not {what(fn)}")
-    return Selector(Pattern(as_selector(within).rule, _settings(flat), read_pattern(fn)))
+    read = read_pattern(fn)
+    if read.outside:
+        raise PatternError(
+            "the pattern takes a parameter or buffer from outside of it, which says nothing of where it is in a model: make "
+            "it an input of the pattern"
+        )
+    return Selector(Pattern(as_selector(within).rule, _settings(flat), read))
 
 
 def calls(

@@ -57,7 +57,7 @@ class Stored:
             self._stack = stack
             if isinstance(self._source, Mapping):
                 self._take_mapping(self._source)
-            elif isinstance(self._source, (str, os.PathLike)):  # pyrefly: ignore[implicit-any-type-argument]
+            elif isinstance(self._source, (str, os.PathLike)):
                 self._open(Path(self._source))
             else:
                 raise ArgumentError(

@@ -97,12 +97,15 @@ class PatternGraph:
         free: The keyword-only parameters.
         outputs: Which steps the function returns.
         sinks: Which of these no other step uses.
+        outside: Parameters and buffers that a function takes from outside of it; they stand for any tensor.
     """
 
     def __init__(self, fn: Callable[..., Any] | nn.Module) -> None:
         self.fn = fn
         positional, names = declared(fn)
         graph, tracer = traced(fn, positional, names)
+        outside = [str(node.target) for node in graph.nodes if node.op == "get_attr"]
+        self.outside = [] if isinstance(fn, nn.Module) else [one for one in outside if one not in tracer.tensors]
         self.inputs = tuple(Input(name) for name in positional)
         self.free = tuple(Free(name) for name in names)
         results = returned(graph, fn)

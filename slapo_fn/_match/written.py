@@ -141,15 +141,6 @@ def traced(fn: Callable[..., Any] | nn.Module, positional: list[str], names: lis
     finally:
         fresh = [name for name in vars(root) if name not in before and name.startswith("_tensor_constant")]
         tracer.tensors.update({name: vars(root).pop(name) for name in fresh})  # fx has put them there
-    taken = [
-        node for node in graph.nodes if node.op == "get_attr" and not str(node.target).startswith("_tensor_constant")
-    ]
-    if taken and not isinstance(fn, nn.Module):
-        raise refused(
-            fn,
-            f"takes the tensor {taken[0].target} from outside of it, which says nothing of where it is in a model: make it an "
-            "input of the pattern",
-        )
     return graph, tracer
 
 

@@ -111,15 +111,15 @@ def replace(
 def replace_at(site: Site[nn.Module], args: ReplaceArgs) -> nn.Module:
     """Lower one `replace` entry at one place."""
     old = site.module
-    if isinstance(old, Subgraph) and not isinstance(args.new, (nn.Module, type)):
-        return Function(args.new)
-    if not isinstance(args.new, nn.Module):
+    if not isinstance(args.new, nn.Module) and not (isinstance(old, Subgraph) and not isinstance(args.new, type)):
         made = args.new(old)
         if made is None:
             raise MisfitError(f"the factory gave None for {site.path!r}; give old to leave it as it is", [site.path])
         if isinstance(args.weights, tuple):
             relink_within(made, fill(made, old, dict(args.weights), site.path, own=args.untie))
         return made
+    if not isinstance(args.new, nn.Module):
+        return Function(args.new)
     if args.share:
         return _shared(site, args.new)
     made = Fork(args.new).root

@@ -89,7 +89,7 @@ def walk(request: pytest.FixtureRequest) -> Iterator[Walk]:
 
 def open_the_pane(debugger: Debugger, seen: Walk) -> None:
     shown = debugger.variables()
-    entry = debugger.opened(shown["sch"])["0"]
+    entry = debugger.opened(shown["head"])["0"]
     fields = debugger.opened(entry)
     site = debugger.opened(debugger.opened(shown["sel"])["sites"])["0"]
     seen.pane.update(

@@ -103,7 +103,7 @@ def test_a_model_equals_the_original(build, implementation: str, mask: Tensor | 
         embeddings = model.get_input_embeddings().weight.grad
         results.append((shown, embeddings))
     # Llama's norm rounds to float32 on its way, and its eager softmax, too.
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if build is llama else EXACT
+    tolerance = {"rtol": 1e-3, "atol": 1e-4} if build is llama else EXACT
     torch.testing.assert_close(results[1], results[0], **tolerance)
 
 
