@@ -65,8 +65,8 @@ class Places:
         if not is_part(old):
             return site.path
         name: str | None = getattr(args, "name", None)
-        pairs: tuple[tuple[str, Any], ...] | None = getattr(args, "constants", None)
-        constants = None if pairs is None else dict(pairs)
+        fixed: tuple[tuple[str, Any], ...] | None = getattr(args, "constants", ())
+        constants = dict(fixed or ()) if hasattr(args, "constants") else None
         return self.outlines[id(old.owner)].rename(old, new, site.path, name, constants)
 
     def close(self) -> Iterator[tuple[Site[nn.Module], TieError]]:

@@ -36,7 +36,7 @@ class ReplaceArgs(NamedTuple):
     untie: bool = False
     inherit: bool = True
     name: str | None = None
-    constants: tuple[tuple[str, Any], ...] = ()
+    constants: tuple[tuple[str, Any], ...] | None = None
 
 
 def replace(
@@ -104,7 +104,7 @@ def replace(
         pairs = weights
     else:
         raise ArgumentError(f"weights is 'inherit', 'fresh' or a mapping of names, not {what(weights)}")
-    fixed = tuple((constants or {}).items())
+    fixed = tuple(constants.items()) if constants else None
     return add(schedule, target, replace_at, ReplaceArgs(new, pairs, share, untie, inherit, name, fixed))
 
 
