@@ -19,6 +19,7 @@ from typing_extensions import NamedTuple
 
 from ._forward import Forward
 from ._graph.program import Graphed
+from .errors import ArgumentError
 
 
 class CompileArgs(NamedTuple):
@@ -29,6 +30,16 @@ class CompileArgs(NamedTuple):
     backend: str | Callable[..., Any] = "inductor"
     mode: str | None = None
     options: tuple[tuple[str, Any], ...] | None = None
+
+
+def check_backend(backend: object) -> None:
+    """Refuse the name of a backend that torch does not have.
+
+    Raises:
+        ArgumentError: It has no such backend.
+    """
+    if isinstance(backend, str) and backend not in (known := torch.compiler.list_backends(exclude_tags=())):
+        raise ArgumentError(f"torch.compile has no backend {backend!r}; it has {', '.join(known)}")
 
 
 class Compiled(Forward):

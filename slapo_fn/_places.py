@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ._graph.outline import Outline, outlines
-from ._graph.subgraph import is_part, lift_hooks
+from ._graph.subgraph import Subgraph, lift_hooks
 from ._inherit import inherit
 from ._layout.lineage import record
 from ._rules import Site
@@ -48,7 +48,7 @@ class Places:
         """
         old, untie = site.module, getattr(args, "untie", False)
         self._refuse_strangers(site, new, share=getattr(args, "share", False))
-        if is_part(old):
+        if isinstance(old, Subgraph):
             lift_hooks(old, new)
         broken = broken_ties(self.tree, old, new)
         if not untie:
@@ -56,13 +56,13 @@ class Places:
             if broken:
                 self.open_ties.append((site, broken))
         only = only_place(self.tree, old, site.path) if untie and shared else None
-        record(new, old, site.path, site.path.rpartition(".")[0] if is_part(old) else None)
+        record(new, old, site.path, site.path.rpartition(".")[0] if isinstance(old, Subgraph) else None)
         if getattr(args, "inherit", True):
             inherit(self.tree, old, new)
         self.tree.put(old, new, only=only)
         if broken and untie:
             _tell_config(self.tree)
-        if not is_part(old):
+        if not isinstance(old, Subgraph):
             return site.path
         name: str | None = getattr(args, "name", None)
         fixed: tuple[tuple[str, Any], ...] | None = getattr(args, "constants", ())

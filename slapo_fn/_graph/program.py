@@ -64,6 +64,10 @@ class Program:
             self.made = tuple(map(compiled, self.graphs))
         return self.made
 
+    def function(self, training: bool) -> Run:
+        """The function for a mode: the first graph's, but for evaluation where there are two."""
+        return self.functions[0 if training else -1]
+
     def with_graphs(self, graphs: tuple[fx.Graph, ...]) -> Program:
         """The same program with other graphs."""
         return Program(graphs, self.inlined, self.settings, self.constants)

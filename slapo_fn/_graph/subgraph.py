@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import fx, nn
 
@@ -101,13 +101,10 @@ class Subgraph(nn.Module, Graphed):
 
     def run(self) -> types.MethodType:
         """The function of the graph for the mode that the owner is in, bound to what it looks its names up on."""
-        functions = self.program.functions
-        return types.MethodType(functions[0 if self.scope.training or len(functions) == 1 else 1], self.scope)
+        return types.MethodType(self.program.function(self.scope.training), self.scope)
 
     def forward(self, *args: Any) -> Any:
-        functions = self.program.functions
-        function = functions[0 if self.scope.training or len(functions) == 1 else 1]
-        return function(self.scope, *args)
+        return self.program.function(self.scope.training)(self.scope, *args)
 
     def onto(self, program: Program) -> None:
         """Be a part of an equal program: of another look at the same forward."""
@@ -130,11 +127,6 @@ class Subgraph(nn.Module, Graphed):
 
     def extra_repr(self) -> str:
         return self.kind
-
-
-def is_part(module: nn.Module) -> TypeGuard[Subgraph]:
-    """Whether a module is a part of a forward that a pass works on, and not one that stands in the model by now."""
-    return isinstance(module, Subgraph) and module.source is not None
 
 
 def op(node: fx.Node) -> str:

@@ -30,18 +30,15 @@ class Traced(Forward, Graphed):
         return self._function()(self.module, *args, **kwargs)
 
     def _function(self) -> Run:
-        functions = self.args.functions
-        if len(functions) == 1:
-            return functions[0]
         training = self.module.training
-        for path in self.args.inlined:
+        for path in self.args.inlined if len(self.args.functions) > 1 else ():
             if self.module.get_submodule(path).training is not training:
                 raise TraceError(
                     f"{path} is in another mode than the module whose forward it was traced into: call train() or eval() "
                     "on the whole, or trace it as a leaf",
                     [path],
                 )
-        return functions[0 if training else 1]
+        return self.args.function(training)
 
 
 def program_of(module: nn.Module) -> Program | None:

@@ -115,10 +115,9 @@ class ForwardTracer(fx.Tracer):
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         if self.program is not None:  # traced already, otherwise, and perhaps edited since
-            functions = self.program.functions
-            if len(functions) > 1 and self.mode is None:
+            if len(self.program.functions) > 1 and self.mode is None:
                 raise AsksMode
-            root_fn = functions[0 if self.mode or len(functions) == 1 else 1]
+            root_fn = self.program.function(bool(self.mode))
         constants = dict(self.settings.constants)
         parameters = list(inspect.signature(root_fn).parameters.values())[1:]
         given = [self._argument(one, constants) for one in parameters]

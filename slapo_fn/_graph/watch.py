@@ -41,7 +41,7 @@ FORBIDDEN_C: dict[Any, str] = {
     torch.is_inference_mode_enabled: "asks whether it is inference mode",
 }
 DICE = random.seed.__self__  # type: ignore[attr-defined]
-OURS = (HERE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, "<frozen", "<string>", "<slapo_fn trace")
+OURS = (HERE, TORCH, "<frozen", "<string>", "<slapo_fn trace")
 
 
 class Refusal(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from .._layout.lineage import declare
@@ -61,6 +62,20 @@ def fused(layers: Mapping[str, nn.Module]) -> tuple[int, tuple[int, ...], dict[s
         found["bias"] = _joined([f"{name}.bias" for name in layers])
     (in_features,) = {shape[0] for shape in shapes.values()}
     return in_features, tuple(shape[1] for shape in shapes.values()), found
+
+
+def hang_linear(
+    module: nn.Module,
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> None:
+    """Give a module the ``weight`` and the ``bias`` of an `nn.Linear`, drawn as that draws them."""
+    made = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
+    module.weight = made.weight
+    module.register_parameter("bias", made.bias)
 
 
 def weight_of(layer: nn.Module, name: str) -> Source:

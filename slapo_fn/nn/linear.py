@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .._layout.sources import WeightMap
 from .._text import what
 from ..errors import MisfitError, SizeError
-from ._fill import M, fill, fused, sizes
+from ._fill import M, fill, fused, hang_linear, sizes
 from .activations import Activation, placed
 
 
@@ -56,9 +56,7 @@ class FusedLinear(nn.Module):
         if not out_features or any(size <= 0 for size in (in_features, *out_features)):
             raise SizeError(f"sizes are positive, not {in_features} to {tuple(out_features)}")
         self.in_features, self.out_features = in_features, tuple(out_features)
-        made = nn.Linear(in_features, sum(out_features), bias, device=device, dtype=dtype)
-        self.weight = made.weight
-        self.register_parameter("bias", made.bias)
+        hang_linear(self, in_features, sum(out_features), bias, device, dtype)
 
     @classmethod
     def from_linears(cls, *linears: nn.Module, names: Sequence[str] | None = None) -> FusedLinear:
@@ -185,9 +183,7 @@ class LinearActivation(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        made = nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-        self.weight = made.weight
-        self.register_parameter("bias", made.bias)
+        hang_linear(self, in_features, out_features, bias, device, dtype)
         self.activation = placed(activation, self.weight)
         self.dropout = nn.Dropout(dropout)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._text import what
 from ..errors import ArgumentError, SizeError
 from ._chunked import Options, Reduction, Wanted, chunked_loss
-from ._fill import sizes
+from ._fill import hang_linear, sizes
 
 
 def linear_cross_entropy(
@@ -114,9 +114,7 @@ class LinearCrossEntropy(nn.Module):
         super().__init__()
         self.options = Options(ignore_index, label_smoothing, softcap, reduction, chunk_size)
         _check_numbers(self.options)
-        made = nn.Linear(in_features, num_classes, bias, device=device, dtype=dtype)
-        self.weight = made.weight
-        self.register_parameter("bias", made.bias)
+        hang_linear(self, in_features, num_classes, bias, device, dtype)
 
     @classmethod
     def from_linear(

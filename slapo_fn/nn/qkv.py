@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .._layout.sources import WeightMap
 from ..errors import SizeError
-from ._fill import fill, fused
+from ._fill import fill, fused, hang_linear
 
 
 class FusedQKV(nn.Module):
@@ -71,9 +71,7 @@ class FusedQKV(nn.Module):
         super().__init__()
         self.hidden, self.heads, self.kv_heads, self.head_dim = hidden, heads, kv_heads, head_dim
         self.out_features = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        made = nn.Linear(hidden, sum(self.out_features), bias, device=device, dtype=dtype)
-        self.weight = made.weight
-        self.register_parameter("bias", made.bias)
+        hang_linear(self, hidden, sum(self.out_features), bias, device, dtype)
 
     @classmethod
     def from_linears(

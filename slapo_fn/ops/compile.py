@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from .._compiled import CompileArgs as CompileArgs
-from .._compiled import Compiled
+from .._compiled import Compiled, check_backend
 from .._forward import wrap
 from .._rules import Site
 from .._text import what
@@ -63,8 +62,7 @@ def compile(
         >>> torch.equal(fast(torch.ones(1, 2)), net(torch.ones(1, 2)))
         True
     """
-    if isinstance(backend, str) and backend not in (known := torch.compiler.list_backends(exclude_tags=())):
-        raise ArgumentError(f"torch.compile has no backend {backend!r}; it has {', '.join(known)}")
+    check_backend(backend)
     if not callable(backend) and not isinstance(backend, str):
         raise ArgumentError(f"a backend is a name or a function, not {what(backend)}")
     if mode is not None and options is not None:

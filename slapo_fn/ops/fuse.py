@@ -9,11 +9,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import nn
 from typing_extensions import NamedTuple
 
-from .._compiled import CompileArgs, Compiled
+from .._compiled import CompileArgs, Compiled, check_backend
 from .._forward import wrap
 from .._graph.subgraph import Subgraph
 from .._layout.lineage import declare
@@ -91,9 +90,7 @@ def fuse(
     """
     if into is not None and not callable(into):
         raise ArgumentError(f"into is a function Subgraph -> module, not {what(into)}")
-    known: list[str] = torch.compiler.list_backends(exclude_tags=())  # pyright: ignore[reportUnknownMemberType]
-    if isinstance(backend, str) and backend not in known:
-        raise ArgumentError(f"torch.compile has no backend {backend!r}; it has {', '.join(known)}")
+    check_backend(backend)
     if name is not None and not name.isidentifier():
         raise ArgumentError(f"a name is one that an attribute can have, not {what(name)}")
     grouped: Selector[Any] = Selector(Grouped(as_selector(target).rule))
